@@ -18,7 +18,7 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 __all__ = ["Clock", "ManualClock", "SystemClock"]
 
@@ -59,7 +59,7 @@ class Clock(ABC):
             await _cancel(work)
 
 
-async def _cancel(future: asyncio.Future[object]) -> None:
+async def _cancel(future: asyncio.Future[Any]) -> None:
     """End a future and wait until it has ended; its own error is its owner's business."""
     if not future.done():
         future.cancel()

@@ -38,6 +38,8 @@ Boundaries (botocore, websockets, httpx, the link protocol) convert once, with
 ``raise … from …``; the layers above see only this tree.
 """
 
+# ruff: noqa: N818 -- names say what happened; an "Error" suffix on each would say nothing more
+
 from __future__ import annotations
 
 from typing import ClassVar

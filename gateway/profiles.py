@@ -45,7 +45,9 @@ SERVICE_MAX_DURATION_S = 28_800
 
 AGENT_PORT = 8080
 
-_IMAGE_ARN = re.compile(r"arn:aws[a-z-]*:lambda:[a-z0-9-]+:[0-9]*:microvm-image:[A-Za-z0-9_-]{1,64}")
+_IMAGE_ARN = re.compile(
+    r"arn:aws[a-z-]*:lambda:[a-z0-9-]+:[0-9]*:microvm-image:[A-Za-z0-9_-]{1,64}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +154,21 @@ class Profile:
 # What makes two machines different (design 4). Gateway-side habits, such as
 # when to park, do not: they may change under a living machine.
 _MACHINE_FACTS = frozenset(
-    "name region endpoint_url image_arn image_version execution_role_arn ingress_connectors "
-    "egress_connectors idle maximum_duration_s isolation workspace_source store_uri".split()
+    {
+        "name",
+        "region",
+        "endpoint_url",
+        "image_arn",
+        "image_version",
+        "execution_role_arn",
+        "ingress_connectors",
+        "egress_connectors",
+        "idle",
+        "maximum_duration_s",
+        "isolation",
+        "workspace_source",
+        "store_uri",
+    }
 )
 
 _CHOICES = {
