@@ -1,0 +1,316 @@
+"""One lane, one direction: what is numbered, kept, resent, dropped.
+
+Outbox (sender), from the newest to the oldest:
+
+    queue    messages not yet framed: no frame of them has ever existed
+    waiting  units framed, not completely sent on the present transport
+    sent     units sent on it, not acknowledged as received
+    held     units received by the peer, messages not yet consumed by its application
+
+A unit moves downwards; a cut moves it from `sent` back to `waiting`, from the first frame that
+the peer lacks.  Frames are dropped on reaching `held`, messages when they are consumed.
+
+Inbox (receiver): the next expected sequence, one unfinished message, and the credit account.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from kernel_guest.shared.chunks import (
+    Assembler,
+    Buffer,
+    Chunk,
+    Compress,
+    Decompress,
+    cost_of,
+    pack,
+    record_bytes,
+)
+from kernel_guest.shared.credit import ReceiveCredit, SendCredit
+from kernel_guest.shared.errors import Fault, LinkFull, LinkProtocolError, MessageRefused
+from kernel_guest.shared.frames import FIRST, LAST, Frame
+from kernel_guest.shared.limits import LinkLimits
+from kernel_guest.shared.messages import Lane, LinkMessage, gap
+
+
+@dataclass(slots=True)
+class Unit:
+    """Messages that were framed together, with the frames while they may have to be resent."""
+
+    first_sequence: int
+    flags: int
+    chunks: list[Chunk]
+    messages: deque[LinkMessage]
+    last_sequence: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.last_sequence = self.first_sequence + len(self.chunks) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How units are made: the smaller of both sides' bounds, and the negotiated compression."""
+
+    chunk_bytes: int
+    message_bytes: int
+    parts: int
+    batch_bytes: int
+    compress: Compress | None
+    compress_above_bytes: int
+
+
+class Outbox:
+    """Sender of one lane."""
+
+    def __init__(self, lane: Lane, limits: LinkLimits) -> None:
+        self.lane = lane
+        self.queued_bytes = 0
+        self.credit = SendCredit()
+        self.received = 0
+        self.consumed = 0
+        self.accepted_total = 0
+        self.delivered_total = 0
+        self.resent_frames = 0
+        self._limits = limits
+        self._queue: deque[LinkMessage] = deque()
+        self._waiting: deque[Unit] = deque()
+        self._sent: deque[Unit] = deque()
+        self._held: deque[Unit] = deque()
+        self._held_messages = 0
+        self._offset = 0
+        self._next_sequence = 1
+        self._high_sequence = 0
+
+    # application side
+
+    def push(self, message: LinkMessage) -> None:
+        """Queue a message; raises `LinkFull` or `MessageRefused`."""
+        size, limits = message.size_bytes, self._limits
+        if len(message.parts) > limits.parts:
+            raise MessageRefused("parts", len(message.parts), limits.parts)
+        if size > limits.message_bytes:
+            raise MessageRefused("bytes", size, limits.message_bytes)
+        cost = cost_of(message)
+        if self._queue and self.queued_bytes + cost > limits.queue_bytes:
+            raise LinkFull(self.lane.name.lower(), self.queued_bytes, limits.queue_bytes)
+        self._queue.append(message)
+        self.queued_bytes += cost
+        self.accepted_total += 1
+
+    @property
+    def queued_messages(self) -> int:
+        """Messages not yet framed."""
+        return len(self._queue)
+
+    @property
+    def next_sequence(self) -> int:
+        """Sequence of the next new frame."""
+        return self._next_sequence
+
+    @property
+    def unacked_bytes(self) -> int:
+        """Cost of messages framed and not yet consumed by the peer."""
+        return self.credit.outstanding
+
+    # transport side
+
+    @property
+    def ready(self) -> bool:
+        """Whether `next_frame` would give one."""
+        return bool(self._waiting) or (
+            bool(self._queue) and self.credit.admits(cost_of(self._queue[0]))
+        )
+
+    def next_frame(self, framing: Framing) -> tuple[int, int, Chunk] | None:
+        """Flags, sequence and payload of the next frame to send; None if there is none."""
+        if not self._waiting and not self._frame_more(framing):
+            return None
+        unit, offset = self._waiting[0], self._offset
+        sequence = unit.first_sequence + offset
+        flags = unit.flags | (FIRST if offset == 0 else 0)
+        chunk = unit.chunks[offset]
+        if offset + 1 == len(unit.chunks):
+            flags |= LAST
+            self._sent.append(self._waiting.popleft())
+            self._offset = 0
+        else:
+            self._offset = offset + 1
+        self._count(sequence)
+        return flags, sequence, chunk
+
+    def _count(self, sequence: int) -> None:
+        if sequence <= self._high_sequence:
+            self.resent_frames += 1
+        else:
+            self._high_sequence = sequence
+
+    def _frame_more(self, framing: Framing) -> bool:
+        messages = self._select(framing)
+        if not messages:
+            return False
+        flags, chunks = pack(
+            messages, framing.chunk_bytes, framing.compress, framing.compress_above_bytes
+        )
+        self._waiting.append(Unit(self._next_sequence, flags, chunks, deque(messages)))
+        self._next_sequence += len(chunks)
+        return True
+
+    def _select(self, framing: Framing) -> list[LinkMessage]:
+        """The messages of the next unit: one, or as many small ones as fit into one chunk."""
+        chosen: list[LinkMessage] = []
+        room = min(framing.batch_bytes, framing.chunk_bytes - 16)
+        while self._queue:
+            message = self._queue[0]
+            size = record_bytes(message)
+            if chosen and size > room:
+                break
+            replaced = self._fit(message, framing)
+            if not self.credit.admits(cost_of(replaced), 2 if chosen else 1):
+                break
+            self._take(replaced)
+            chosen.append(replaced)
+            room -= size
+        return chosen
+
+    def _fit(self, message: LinkMessage, framing: Framing) -> LinkMessage:
+        """The message, or a gap in its place if the peer declared that it takes no such size."""
+        size = message.size_bytes
+        if size <= framing.message_bytes and len(message.parts) <= framing.parts:
+            return message
+        return gap(1, size, self.lane)
+
+    def _take(self, message: LinkMessage) -> None:
+        self.queued_bytes -= cost_of(self._queue.popleft())
+        self.credit.spend(cost_of(message))
+
+    # acknowledgement
+
+    def acknowledge(self, received: int, consumed: int) -> None:
+        """Apply cumulative numbers of the peer; older ones change nothing.
+
+        Raises `LinkProtocolError` for numbers that were never reached.
+        """
+        if received > self._high_sequence:
+            raise LinkProtocolError(Fault.BAD_ACKNOWLEDGEMENT, f"received {received}")
+        if received > self.received:
+            self._acknowledge_received(received)
+        if consumed > self.consumed:
+            if consumed - self.consumed > self._held_messages:
+                raise LinkProtocolError(Fault.BAD_ACKNOWLEDGEMENT, f"consumed {consumed}")
+            self._acknowledge_consumed(consumed - self.consumed)
+
+    def _acknowledge_received(self, received: int) -> None:
+        self.received = received
+        while self._sent and self._sent[0].last_sequence <= received:
+            self._hold(self._sent.popleft())
+        if self._sent:
+            return
+        while self._waiting and self._waiting[0].last_sequence <= received:
+            self._hold(self._waiting.popleft())
+            self._offset = 0
+        if self._waiting:  # the peer may know more than we sent on this transport
+            self._offset = max(self._offset, received + 1 - self._waiting[0].first_sequence)
+
+    def _hold(self, unit: Unit) -> None:
+        unit.chunks = []
+        self._held.append(unit)
+        self._held_messages += len(unit.messages)
+
+    def _acknowledge_consumed(self, count: int) -> None:
+        self.consumed += count
+        self.delivered_total += count
+        self._held_messages -= count
+        for _ in range(count):
+            unit = self._held[0]
+            self.credit.release(cost_of(unit.messages.popleft()))
+            if not unit.messages:
+                self._held.popleft()
+
+    # after a cut
+
+    def can_resume(self, received: int) -> bool:
+        """Whether a peer that says it received so much can be served from here."""
+        return self.received <= received <= self._high_sequence
+
+    def rewind(self, received: int) -> None:
+        """A new transport of the same stream: go on with the first frame the peer lacks."""
+        self._acknowledge_received(received)
+        self._sent.extend(self._waiting)
+        self._waiting, self._sent = self._sent, deque()
+        self._offset = 0
+        if self._waiting:
+            self._offset = max(0, received + 1 - self._waiting[0].first_sequence)
+
+    def restart(self) -> None:
+        """A new stream: number from 1 again, beginning with the first message not consumed."""
+        again = self._framed()
+        self._queue.extendleft(reversed(again))
+        self.queued_bytes += sum(map(cost_of, again))
+        self._forget_frames()
+
+    def abandon(self) -> tuple[list[LinkMessage], list[LinkMessage]]:
+        """The peer is another one: give back what it may have had, and what never left."""
+        in_flight, unsent = self._framed(), list(self._queue)
+        self._queue.clear()
+        self.queued_bytes = 0
+        self._forget_frames()
+        return in_flight, unsent
+
+    def _framed(self) -> list[LinkMessage]:
+        units = (*self._held, *self._sent, *self._waiting)
+        return [message for unit in units for message in unit.messages]
+
+    def _forget_frames(self) -> None:
+        for units in (self._held, self._sent, self._waiting):
+            units.clear()
+        self.received = self.consumed = self._held_messages = 0
+        self._offset = self._high_sequence = 0
+        self._next_sequence = 1
+        self.credit.outstanding = 0
+
+
+class Inbox:
+    """Receiver of one lane."""
+
+    def __init__(self, lane: Lane, limits: LinkLimits) -> None:
+        self.received = 0
+        self.duplicates = 0
+        self.delivered_total = 0
+        self.credit = ReceiveCredit()
+        self._lane = lane
+        self._limits = limits
+        self._window = limits.windows[lane]
+        self._assembler = Assembler(lane, limits, None)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of an unfinished message."""
+        return self._assembler.held_bytes
+
+    def accept(self, frame: Frame) -> list[LinkMessage]:
+        """Take a DATA frame; the messages that it completes.  A frame that raises was not taken."""
+        if frame.sequence <= self.received:
+            self.duplicates += 1
+            return []
+        if frame.sequence != self.received + 1:
+            raise LinkProtocolError(Fault.OUT_OF_ORDER, f"{frame.sequence} after {self.received}")
+        prefix = self._assembler.announced(frame.flags, frame.payload)
+        if prefix is not None:
+            self.credit.check(prefix.cost, self._window, prefix.messages)
+        messages = self._assembler.add(frame.flags, frame.payload, prefix)
+        self.received = frame.sequence
+        for message in messages:
+            self.credit.deliver(message.size_bytes, cost_of(message))
+        self.delivered_total += len(messages)
+        return messages
+
+    def restart(self, decompress: Decompress | None) -> None:
+        """A new stream: expect sequence 1, forget an unfinished message."""
+        self.received = 0
+        self.credit.reset()
+        self._assembler = Assembler(self._lane, self._limits, decompress)
+
+
+__all__ = ["Buffer", "Framing", "Inbox", "Outbox", "Unit"]
