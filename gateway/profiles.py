@@ -63,8 +63,8 @@ class IdlePolicy:
 class JournalLimits:
     """How much the guest keeps of what the gateway has not acknowledged."""
 
-    memory_bytes: int = 64 * 1024 * 1024
-    disk_bytes: int = 1024 * 1024 * 1024
+    memory_bytes: int = 32 * 1024 * 1024
+    disk_bytes: int = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,212 @@
+"""When to keep a machine awake, park its link, put it to sleep, and when to say stop. Pure.
+
+THEORY
+
+The service counts inbound traffic, not work (LM 6.1): a kernel that computes
+for an hour in silence is frozen at the idle limit, and an idle one with a
+chatty connection burns money until its cap. So the gateway decides, from what
+it knows:
+
+*In flight*: a request that the kernel has not finished. A cell that waits in
+``input()`` is not work, however long it is in flight: a person may have gone home.
+
+*After the end*: output that comes when nothing is in flight (a thread, a task)
+is work too, and so is CPU that the guest sees used by the kernel or its
+children. The first is noticed here, the second asked for once, before parking.
+
+Work keeps the machine awake: one cheap HTTP request per interval, because that
+is the only traffic that certainly counts (LM 5.2). No work for ``park_after_s``
+closes the link: then no byte moves, the service's own idle policy does the
+rest, and with ``suspend_after_s`` we put the machine to sleep ourselves.
+
+*Unattended*: work goes on and no client has sent anything for
+``max_unattended_awake_s``. Then a notice, and after ``NOTICE_GRACE_S`` a
+suspend. Nothing is lost by that, the machine sleeps and the next request wakes it.
+
+Orders that can occur: output that arrives between the question to the guest
+and its answer makes the answer stale, so the answer counts only if nothing
+came since. A clock that jumps only makes a decision early or late by the jump,
+each decision is harmless at any time.
+
+``decide`` never acts. It is called after each event and when ``again_in_s`` is
+over, and gives one action at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from gateway.profiles import Profile
+
+__all__ = ["Action", "Activity", "Decision", "Rules"]
+
+# HTTP polls every 20 s kept a machine awake under a 60 s idle limit (LM 5.2);
+# a third of the limit leaves two misses.
+KEEP_AWAKE_EVERY_S = 20.0
+KEEP_AWAKE_FRACTION = 1 / 3
+NOTICE_GRACE_S = 60.0
+
+
+class Action(Enum):
+    """What the session does now."""
+
+    NOTHING = auto()
+    KEEP_AWAKE = auto()  # one HTTP request, then kept_awake()
+    ASK_GUEST = auto()  # the activity call, then guest_says()
+    PARK = auto()  # close the link
+    SUSPEND = auto()  # SuspendMicrovm
+    NOTICE = auto()  # say that unattended time is nearly over, then noticed()
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The part of a profile that this module needs."""
+
+    keep_awake: str
+    idle_window_s: float
+    park_after_s: float
+    suspend_after_s: float | None
+    max_unattended_awake_s: float
+
+    @classmethod
+    def of(cls, profile: Profile) -> Rules:
+        return cls(
+            profile.keep_awake,
+            profile.idle.max_idle_s,
+            profile.park_after_s,
+            profile.suspend_after_s,
+            profile.max_unattended_awake_s,
+        )
+
+    @property
+    def keep_awake_every_s(self) -> float:
+        return min(KEEP_AWAKE_EVERY_S, self.idle_window_s * KEEP_AWAKE_FRACTION)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One action, and when to ask again if nothing happens meanwhile."""
+
+    action: Action
+    again_in_s: float
+
+
+class Activity:
+    """Facts about one awake machine, and the decision that follows from them."""
+
+    def __init__(self, rules: Rules, now_s: float) -> None:
+        self._rules = rules
+        self._in_flight = 0
+        self._waiting_input = False
+        self._last_client_s = now_s
+        self._last_work_s = now_s
+        self._last_kept_s = now_s
+        self._asked_s: float | None = None
+        self._quiet_said_s: float | None = None
+        self._noticed_s: float | None = None
+
+    # -- facts -----------------------------------------------------------------
+
+    def client_sent(self, now_s: float) -> None:
+        """A client asked for something that reached, or will reach, the kernel."""
+        self._last_client_s = now_s
+        self._last_work_s = now_s
+        self._noticed_s = None
+
+    def in_flight(self, count: int, now_s: float) -> None:
+        """So many requests are unfinished now."""
+        if count != self._in_flight:
+            self._last_work_s = now_s
+        self._in_flight = count
+        if count == 0:
+            self._waiting_input = False
+
+    def waiting_input(self, waiting: bool, now_s: float) -> None:
+        """The kernel asked for input, or got it."""
+        self._waiting_input = waiting
+        self._last_work_s = now_s
+
+    def kernel_sent(self, now_s: float) -> None:
+        """Any message of the kernel."""
+        self._last_work_s = now_s
+
+    def kept_awake(self, now_s: float) -> None:
+        self._last_kept_s = now_s
+
+    def guest_says(self, working: bool, now_s: float) -> None:
+        """Answer to ASK_GUEST: does something in the machine use CPU?"""
+        asked_s, self._asked_s = self._asked_s, None
+        if working:
+            self._last_work_s = now_s
+        elif asked_s is not None and self._last_work_s <= asked_s:
+            self._quiet_said_s = now_s
+
+    def noticed(self, now_s: float) -> None:
+        self._noticed_s = now_s
+
+    def woke(self, now_s: float) -> None:
+        """The machine has just come up or back: every interval begins anew."""
+        self._last_work_s = self._last_kept_s = now_s
+        self._asked_s = self._quiet_said_s = self._noticed_s = None
+
+    # -- decision --------------------------------------------------------------
+
+    @property
+    def working(self) -> bool:
+        """Something is in flight that is not a wait for a person."""
+        return self._in_flight > 0 and not self._waiting_input
+
+    def decide(self, now_s: float) -> Decision:
+        """For an open link."""
+        if (overdue := self._unattended(now_s)) is not None:
+            return overdue
+        if self.working:
+            return self._keep_awake(now_s)
+        idle_s = now_s - self._last_work_s
+        if self._rules.keep_awake == "always":
+            return self._keep_awake(now_s)
+        if idle_s < self._rules.park_after_s:
+            return self._keep_awake(now_s, until_s=self._rules.park_after_s - idle_s)
+        if self._quiet_said_s is not None and self._quiet_said_s >= self._last_work_s:
+            return Decision(self._sleep_action(idle_s), self._rules.park_after_s)
+        if self._asked_s is None:
+            self._asked_s = now_s
+            return Decision(Action.ASK_GUEST, self._rules.park_after_s)
+        return Decision(Action.NOTHING, self._rules.park_after_s)
+
+    def decide_parked(self, now_s: float) -> Decision:
+        """For a closed link over a machine that may still run."""
+        suspend_after_s = self._rules.suspend_after_s
+        if suspend_after_s is None:
+            return Decision(Action.NOTHING, self._rules.idle_window_s)
+        left_s = suspend_after_s - (now_s - self._last_work_s)
+        if left_s <= 0:
+            return Decision(Action.SUSPEND, suspend_after_s)
+        return Decision(Action.NOTHING, left_s)
+
+    def _sleep_action(self, idle_s: float) -> Action:
+        suspend_after_s = self._rules.suspend_after_s
+        if suspend_after_s is not None and idle_s >= suspend_after_s:
+            return Action.SUSPEND
+        return Action.PARK
+
+    def _unattended(self, now_s: float) -> Decision | None:
+        bound_s = self._rules.max_unattended_awake_s
+        alone_s = now_s - self._last_client_s
+        if self._noticed_s is not None:
+            left_s = NOTICE_GRACE_S - (now_s - self._noticed_s)
+            return Decision(Action.SUSPEND, NOTICE_GRACE_S) if left_s <= 0 else None
+        if alone_s >= bound_s and self._rules.keep_awake != "always":
+            return Decision(Action.NOTICE, NOTICE_GRACE_S)
+        return None
+
+    def _keep_awake(self, now_s: float, until_s: float | None = None) -> Decision:
+        """Due or not; ``until_s`` is how long the reason to stay awake still holds."""
+        every_s = self._rules.keep_awake_every_s
+        if self._rules.keep_awake == "never":
+            return Decision(Action.NOTHING, until_s if until_s is not None else every_s)
+        due_in_s = every_s - (now_s - self._last_kept_s)
+        if due_in_s <= 0:
+            return Decision(Action.KEEP_AWAKE, every_s if until_s is None else until_s)
+        return Decision(Action.NOTHING, due_in_s if until_s is None else min(due_in_s, until_s))
