@@ -1,0 +1,63 @@
+"""What a run needs to know of the place where its kernel lives.
+
+A seam with two real users: MicroVMs, and (in tests of the runner) an ordinary local kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from jupyter_client.manager import AsyncKernelManager
+from traitlets.config import Config
+
+from gateway.batch.kernel import make_kernel_manager, profile_kernel_spec
+from gateway.batch.workspace import SessionWorkspace, Workspace
+
+
+class KernelHost(Protocol):
+    """Makes kernel managers and answers questions about their kernels."""
+
+    extra_arguments: Sequence[str]
+
+    def make_manager(self) -> AsyncKernelManager:
+        """A manager of a kernel that is not started yet."""
+
+    def workspace(self, manager: AsyncKernelManager) -> Workspace:
+        """The files of a started kernel."""
+
+    def machine(self, manager: AsyncKernelManager) -> dict[str, Any]:
+        """Facts for the report; empty before a machine exists."""
+
+    def reason(self, manager: AsyncKernelManager) -> str:
+        """Why the kernel is gone, as a sentence; empty when nobody knows."""
+
+
+class MicroVMHost:
+    """Kernels in MicroVMs of one profile."""
+
+    # No history file: nothing would read it. nbclient does the same for local kernels.
+    extra_arguments: Sequence[str] = ("--HistoryManager.hist_file=:memory:",)
+
+    def __init__(self, profile: str, config: Config | None = None) -> None:
+        self._spec = profile_kernel_spec(profile)
+        self._config = config
+
+    def make_manager(self) -> AsyncKernelManager:
+        return make_kernel_manager(self._spec, self._config)
+
+    def workspace(self, manager: AsyncKernelManager) -> Workspace:
+        return SessionWorkspace(_session(manager))
+
+    def machine(self, manager: AsyncKernelManager) -> dict[str, Any]:
+        session = _session(manager)
+        microvm_id = session.microvm_id if session is not None else None
+        return {"microvm_id": microvm_id} if microvm_id else {}
+
+    def reason(self, manager: AsyncKernelManager) -> str:
+        session = _session(manager)
+        return str(session.reason) if session is not None else ""
+
+
+def _session(manager: AsyncKernelManager) -> Any:
+    return getattr(manager.provisioner, "session", None)
