@@ -21,6 +21,16 @@ from gateway.messages import frames_of, split_frames
 from kernel_guest.shared.errors import LinkFull
 from kernel_guest.shared.messages import Channel
 
+#: A stock kernel's own publisher drops above 1000 waiting messages; a guest's does not.
+LAUNCHER = """
+from ipykernel.kernelapp import IPKernelApp
+class Application(IPKernelApp):
+    def init_iopub(self, context):
+        context.sndhwm = 0
+        super().init_iopub(context)
+Application.launch_instance()
+"""
+
 KINDS = {"shell": zmq.DEALER, "control": zmq.DEALER, "stdin": zmq.DEALER, "iopub": zmq.SUB}
 
 
@@ -58,7 +68,7 @@ class StandInSession:
         self._ports = ports
         (place / "connection.json").write_text(json.dumps(info))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ipykernel_launcher", "-f", str(place / "connection.json")],
+            [sys.executable, "-c", LAUNCHER, "-f", str(place / "connection.json")],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
