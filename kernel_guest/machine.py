@@ -1,0 +1,265 @@
+"""The machine's init: parent of the agent and of every kernel, reaper of everything else.
+
+    template ──fork──▶ machine (this) ──fork──▶ agent          asyncio; speaks to the world
+                              │
+                              ├──fork──▶ Python kernel          launcher.run in this same image
+                              └──fork+exec──▶ other kernels
+
+The machine is single-threaded and only ever waits in one `select`: for a line from the agent, for
+a child that ended, for SIGTERM. So it can fork at any moment, and nothing that notebook code does
+can hold it up. Kernels are forked from here and never from the agent, whose threads, loop and
+sockets must not be copied.
+
+Ends. The agent's end is the machine's end (status 1): without it nobody can reach the kernels.
+SIGTERM and SIGINT end everything (status 0). A kernel's end is reported and nothing else happens.
+Before the machine exits it kills and reaps everything below it (`processes`), children in
+sessions of their own included.
+
+A fork does not return into the loop: the child leaves it with a *role*, a callable that
+`__main__` runs once the stack has unwound. So the bottom of a kernel's stack is the interpreter's
+own, no `finally` of the parent runs in a child, and a kernel ends as an interpreter ends: atexit
+callbacks, thread joins and all.
+
+Buffers. Lines from the agent are bounded by MAX_MESSAGE_BYTES; what waits for the agent grows by
+one short line for each call and each kernel that ended, so it is bounded by the agent's own calls.
+The kernels' log is cut when it passes LOG_BYTES.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kernel_guest import launcher, processes
+from kernel_guest.kernels import (
+    MAX_MESSAGE_BYTES,
+    Kind,
+    Launch,
+    SpawnFailed,
+    SpawnRequest,
+    TemplateFacts,
+    plan,
+)
+
+Role = Callable[[], Any]
+Agent = Callable[[socket.socket, socket.socket, socket.socket, Path], None]
+
+# What a kernel writes past Jupyter's streams is diagnosis for us, not output: keep the latest.
+LOG_BYTES = 4 * 1024 * 1024
+_LOG_CHECK_S = 30.0
+
+# Killed processes are reaped within milliseconds unless one hangs in the kernel (dead NFS).
+_END_DEADLINE_S = 10.0
+
+# exec of a missing program fails at once; a child that cannot even say so is not waited for.
+_EXEC_DEADLINE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSetup:
+    """What a machine consists of before its first process exists."""
+
+    folder: Path
+    agent_listener: socket.socket
+    hook_listener: socket.socket
+    facts: TemplateFacts
+    agent: Agent
+
+
+def begin(setup: MachineSetup) -> Role:
+    """Turn this process into a machine's init, with its agent forked.
+
+    Out: the role of whichever process returns: the machine's loop, or the agent.
+    Called once, by a fork of the template or by the image's own entry point.
+    """
+    processes.become_subreaper()
+    _make_folders(setup.folder)
+    ours, theirs = socket.socketpair()
+    machine = os.getpid()
+    agent = processes.fork()
+    if agent == 0:
+        processes.die_with_parent(machine)
+        os.setpgrp()
+        processes.reset_signals()
+        ours.close()
+        return partial(setup.agent, setup.agent_listener, setup.hook_listener, theirs, setup.folder)
+    for inherited in (theirs, setup.agent_listener, setup.hook_listener):
+        inherited.close()
+    return Machine(setup.folder, setup.facts, ours, agent).run
+
+
+def _make_folders(folder: Path) -> None:
+    for name in ("workspace", "run", "journal"):
+        (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / "run").chmod(0o700)
+
+
+class Machine:
+    """The loop of the machine's init."""
+
+    def __init__(
+        self, folder: Path, facts: TemplateFacts, host: socket.socket, agent_pid: int
+    ) -> None:
+        self._folder = folder
+        self._facts = facts
+        self._host = host
+        self._host.setblocking(False)
+        self._agent_pid = agent_pid
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+        self._kernels: dict[int, Launch] = {}
+        self._spawned = 0
+        self._watch = processes.ChildWatch()
+
+    def run(self) -> Role:
+        """Serve until the end, which is a SystemExit; returns only in a forked kernel."""
+        while True:
+            host = self._host.fileno()
+            writers = [host] if self._outgoing else []
+            timeout_s = _LOG_CHECK_S if self._kernels else None
+            readable, _, _ = select.select([host, self._watch.fileno()], writers, [], timeout_s)
+            self._look_after_children()
+            self._bound_log()
+            self._flush()
+            if host in readable:
+                role = self._receive()
+                if role is not None:
+                    return role
+
+    def _look_after_children(self) -> None:
+        self._watch.drain()
+        for pid, status in processes.reap():
+            self._on_exit(pid, status)
+        if self._watch.terminated:
+            self._end(0)
+
+    def _on_exit(self, pid: int, status: int) -> None:
+        if pid == self._agent_pid:
+            self._end(1)
+        launch = self._kernels.pop(pid, None)
+        if launch is not None:
+            launch.remove_files()
+            code, number = processes.exit_code_and_signal(status)
+            self._send({"exited": pid, "code": code, "signal": number})
+
+    def _receive(self) -> Role | None:
+        try:
+            data = self._host.recv(65536)
+        except (BlockingIOError, ConnectionResetError):
+            return None  # after a reset the next call reports the end of the stream
+        if not data:
+            self._end(1)
+        self._incoming += data
+        while (end := self._incoming.find(b"\n")) >= 0:
+            line = bytes(self._incoming[:end])
+            del self._incoming[: end + 1]
+            role = self._serve(json.loads(line))
+            if role is not None:
+                return role
+        if len(self._incoming) > MAX_MESSAGE_BYTES:
+            self._end(1)
+        return None
+
+    def _serve(self, message: dict[str, Any]) -> Role | None:
+        call_id = message["id"]
+        try:
+            if message["op"] == "spawn":
+                return self._spawn(call_id, SpawnRequest.from_json(message["request"]))
+            if message["op"] == "signal":
+                self._answer(call_id, delivered=self._signal(message["pid"], message["signum"]))
+            else:
+                raise SpawnFailed("bad_request", f"Unknown operation {message['op']!r}.")
+        except SpawnFailed as error:
+            self._send({"id": call_id, "error": error.to_json()})
+        return None
+
+    def _spawn(self, call_id: int, request: SpawnRequest) -> Role | None:
+        self._spawned += 1
+        launch = plan(self._spawned, request, self._folder, self._facts)
+        machine = os.getpid()
+        if launch.kind is not Kind.FORK:
+            launch.write_connection_file()
+            self._started(call_id, launch, _execute(launch, machine))
+            return None
+        pid = _try_fork()
+        if pid == 0:
+            processes.die_with_parent(machine)
+            self._detach()
+            return partial(launcher.run, launch)
+        self._started(call_id, launch, pid)
+        return None
+
+    def _started(self, call_id: int, launch: Launch, pid: int) -> None:
+        self._kernels[pid] = launch
+        self._answer(call_id, **launch.spawned(pid))
+
+    def _signal(self, pid: int, number: int) -> bool:
+        return pid in self._kernels and processes.kill_group(pid, number)
+
+    def _answer(self, call_id: int, **result: Any) -> None:
+        self._send({"id": call_id, "ok": result})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._outgoing += json.dumps(message).encode() + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        # A broken pipe is the end of the agent, which the next recv or reap reports.
+        with suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+            if self._outgoing:
+                del self._outgoing[: self._host.send(self._outgoing)]
+
+    def _bound_log(self) -> None:
+        path = self._folder / launcher.LOG_NAME
+        with suppress(FileNotFoundError):
+            if path.stat().st_size > LOG_BYTES:
+                os.truncate(path, 0)  # writers append, so they go on at the new end
+
+    def _detach(self) -> None:
+        """Let go, in a child, of what belongs to the machine."""
+        self._host.close()
+        self._watch.detach()
+
+    def _end(self, status: int) -> NoReturn:
+        groups = [self._agent_pid, *self._kernels]
+        for launch in self._kernels.values():
+            launch.remove_files()
+        if not processes.end_all_children(groups, _END_DEADLINE_S):
+            print("kernel_guest: processes of this machine could not be killed", file=sys.stderr)
+            status = 1
+        sys.exit(status)
+
+
+def _try_fork() -> int:
+    try:
+        return processes.fork()
+    except OSError as error:
+        raise SpawnFailed("not_startable", f"Cannot start a process: {error}.") from error
+
+
+def _execute(launch: Launch, machine: int) -> int:
+    """Start `launch.argv` and see it running. Raises SpawnFailed if it is not executable."""
+    reader, writer = os.pipe()  # both ends close on exec
+    pid = _try_fork()
+    if pid == 0:
+        processes.die_with_parent(machine)
+        launcher.execute(launch, writer)
+    os.close(writer)
+    ready, _, _ = select.select([reader], [], [], _EXEC_DEADLINE_S)
+    trouble = os.read(reader, 4096).decode(errors="replace") if ready else "no sign of life"
+    os.close(reader)
+    if trouble:
+        processes.kill_quietly(pid, signal.SIGKILL)
+        launch.remove_files()
+        raise SpawnFailed("not_startable", f"Cannot start {launch.argv[0]}: {trouble}.")
+    return pid

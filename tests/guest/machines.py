@@ -1,0 +1,170 @@
+"""Real templates, machines and kernels for tests, without the agent.
+
+    with templates.running() as template, template.machine(folder) as machine:
+        async with machine.host() as host: ...
+
+Everything that was started is ended and seen to be gone when its `with` ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from jupyter_client.asynchronous.client import AsyncKernelClient
+
+from kernel_guest.kernel_host import KernelHost, SpawnedKernel
+
+STAND_IN = Path(__file__).with_name("stand_in_template.py")
+KEY = "0123456789abcdef"
+DEADLINE_S = 20
+
+
+@dataclass
+class TemplateProcess:
+    """A template and the test's end of its control socket."""
+
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+    ended: dict[int, int] = field(default_factory=dict)
+
+    def receive(self) -> dict[str, Any]:
+        data = self.control.recv(65536)
+        assert data, "the template closed its control socket"
+        message: dict[str, Any] = json.loads(data)
+        if "exited" in message:
+            self.ended[message["exited"]] = message["status"]
+        return message
+
+    def call(self, message: dict[str, Any], fds: list[int] | None = None) -> dict[str, Any]:
+        socket.send_fds(self.control, [json.dumps(message).encode()], fds or [])
+        while True:
+            answer = self.receive()
+            if "exited" not in answer:
+                return answer
+
+    def wait_ended(self, pid: int) -> int:
+        """The wait status of a machine's init, once it has ended."""
+        while pid not in self.ended:
+            self.receive()
+        return self.ended[pid]
+
+    @contextmanager
+    def machine(self, folder: Path, **options: Any) -> Iterator[Machine]:
+        with (
+            listener(folder / "agent.sock") as agent,
+            listener(folder / "hook.sock") as hook,
+            open(folder / "machine.log", "ab") as log,
+        ):
+            message = {
+                "op": "machine",
+                "microvm_id": folder.name,
+                "folder": str(folder),
+                "agent_fd": 0,
+                "hook_fd": 1,
+                "log_fd": 2,
+                "cgroup": None,
+                "env": {},
+                **options,
+            }
+            answer = self.call(message, [agent.fileno(), hook.fileno(), log.fileno()])
+        assert "pid" in answer, answer
+        machine = Machine(self, folder, answer["pid"])
+        try:
+            yield machine
+        finally:
+            machine.end()
+
+
+@dataclass
+class Machine:
+    """A machine's init; `connect` once to get the socket that its agent would hold."""
+
+    template: TemplateProcess
+    folder: Path
+    pid: int
+    agent: socket.socket | None = None
+
+    def connect(self) -> socket.socket:
+        self.agent = socket.socket(socket.AF_UNIX)
+        self.agent.settimeout(DEADLINE_S)
+        self.agent.connect(str(self.folder / "agent.sock"))
+        _, fds, _, _ = socket.recv_fds(self.agent, 100, 1)
+        return socket.socket(fileno=fds[0])
+
+    @asynccontextmanager
+    async def host(self) -> AsyncIterator[KernelHost]:
+        host = KernelHost(self.connect())
+        await host.open()
+        try:
+            yield host
+        finally:
+            await host.close()
+
+    def log(self) -> str:
+        names = ("machine.log", "kernel.log")
+        paths = [self.folder / name for name in names]
+        return "\n".join(path.read_text() for path in paths if path.exists())
+
+    def end(self) -> None:
+        if self.pid not in self.template.ended:
+            os.kill(self.pid, 15)
+            self.template.wait_ended(self.pid)
+        if self.agent is not None:
+            self.agent.close()
+
+
+@contextmanager
+def listener(path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+        made.listen()
+        yield made
+
+
+@contextmanager
+def running_template(**env: str) -> Iterator[TemplateProcess]:
+    """A stand-in template that has imported everything and answered a ping."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(DEADLINE_S)
+    with ours:
+        with theirs:
+            fd = theirs.fileno()
+            command = [sys.executable, "-Xfrozen_modules=off", str(STAND_IN), str(fd)]
+            process = subprocess.Popen(command, pass_fds=[fd], env={**os.environ, **env})
+        template = TemplateProcess(process, ours)
+        try:
+            assert template.call({"op": "ping"})["ok"]
+            yield template
+        finally:
+            ours.close()
+            assert process.wait(DEADLINE_S) == 0
+
+
+@asynccontextmanager
+async def client_of(kernel: SpawnedKernel, key: str = KEY) -> AsyncIterator[AsyncKernelClient]:
+    """A stock asynchronous client that has seen the kernel's greeting on iopub."""
+    context = zmq.asyncio.Context()
+    context.sockopts[zmq.RECONNECT_IVL] = 2
+    context.sockopts[zmq.RCVHWM] = 0
+    client = AsyncKernelClient(context=context)
+    info = {"transport": "ipc", "ip": kernel.connection.ip, **kernel.connection.ports()}
+    client.load_connection_info({**info, "key": key, "signature_scheme": "hmac-sha256"})
+    client.start_channels(hb=False)
+    try:
+        welcome = await client.get_iopub_msg(timeout=DEADLINE_S)
+        assert welcome["msg_type"] == "iopub_welcome"
+        yield client
+    finally:
+        client.stop_channels()
+        context.destroy(linger=0)
