@@ -23,7 +23,6 @@ a byte is kept, and against the body afterwards.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import NamedTuple
@@ -47,9 +46,15 @@ _RECORD_BYTES = _RECORD.size
 _LENGTH_BYTES = 4
 _MERGE_BELOW_BYTES = 4096
 
+_COMMON_PARTS = 16
+_HEADS = tuple(Struct(f"!BBH{count}I") for count in range(_COMMON_PARTS))
+_LENGTHS = tuple(Struct(f"!{count}I") for count in range(_COMMON_PARTS))
+"""Ready-made formats for the usual part counts; building one costs as much as using it."""
+
 _KINDS = {int(kind): kind for kind in Kind}
 _CHANNELS = {int(channel): channel for channel in Channel}
 _LANES = {int(lane): lane for lane in Lane}
+_JUPYTER, _NONE = Kind.JUPYTER, Channel.NONE
 
 
 class Prefix(NamedTuple):
@@ -72,9 +77,10 @@ def cost_of(message: LinkMessage) -> int:
     return message_cost(message.size_bytes, 1, len(message.parts))
 
 
-def record_bytes(message: LinkMessage) -> int:
-    """Bytes of the record of `message`."""
-    return _RECORD_BYTES + _LENGTH_BYTES * len(message.parts) + message.size_bytes
+def record_bytes(message: LinkMessage, cost: int) -> int:
+    """Bytes of the record of a message of known cost."""
+    parts = len(message.parts)
+    return cost - message_cost(0, 1, parts) + _RECORD_BYTES + _LENGTH_BYTES * parts
 
 
 # --- sending
@@ -106,8 +112,9 @@ def pack(
 
 def _record_head(message: LinkMessage) -> bytes:
     parts = message.parts
-    lengths = map(len, parts)
-    return struct.pack(f"!BBH{len(parts)}I", message.kind, message.channel, len(parts), *lengths)
+    count = len(parts)
+    layout = _HEADS[count] if count < _COMMON_PARTS else Struct(f"!BBH{count}I")
+    return layout.pack(message.kind, message.channel, count, *map(len, parts))
 
 
 def split(buffers: Sequence[Buffer], chunk_bytes: int) -> list[Chunk]:
@@ -210,9 +217,13 @@ class Assembler:
             raise LinkProtocolError(Fault.BAD_COMPRESSION, "compression was not negotiated")
 
     def _open(self, unit: Prefix, flags: int, chunks: list[Buffer]) -> list[LinkMessage]:
+        reader: Reader | BlockReader
         if flags & COMPRESSED:
-            chunks = [self._inflate(b"".join(chunks), unit.raw_bytes)]
-        reader = Reader(chunks, unit.raw_bytes)
+            reader = BlockReader(self._inflate(b"".join(chunks), unit.raw_bytes))
+        elif len(chunks) == 1:
+            reader = BlockReader(bytes(chunks[0]))
+        else:
+            reader = Reader(chunks, unit.raw_bytes)
         messages = [self._record(reader) for _ in range(unit.messages)]
         if reader.left_bytes or sum(len(m.parts) for m in messages) != unit.parts:
             raise LinkProtocolError(Fault.BAD_MESSAGE, "records differ from what was declared")
@@ -228,13 +239,39 @@ class Assembler:
             raise LinkProtocolError(Fault.BAD_COMPRESSION, "inflated to another size")
         return raw
 
-    def _record(self, reader: Reader) -> LinkMessage:
+    def _record(self, reader: Reader | BlockReader) -> LinkMessage:
         kind_number, channel_number, count = _RECORD.unpack(reader.take(_RECORD_BYTES))
         kind, channel = _KINDS.get(kind_number), _CHANNELS.get(channel_number)
-        if kind is None or channel is None or (kind is Kind.JUPYTER) == (channel is Channel.NONE):
+        if kind is None or channel is None or (kind is _JUPYTER) == (channel is _NONE):
             raise LinkProtocolError(Fault.BAD_MESSAGE, "unknown kind or channel")
-        lengths = struct.unpack(f"!{count}I", reader.take(_LENGTH_BYTES * count))
+        if count > self._limits.parts:
+            raise LinkProtocolError(Fault.TOO_LARGE, f"message of {count} parts")
+        layout = _LENGTHS[count] if count < _COMMON_PARTS else Struct(f"!{count}I")
+        lengths = layout.unpack(reader.take(_LENGTH_BYTES * count))
         return LinkMessage(kind, channel, tuple(map(reader.take, lengths)), self._lane)
+
+
+class BlockReader:
+    """Takes bytes off one block: the quick form for small and for inflated units."""
+
+    __slots__ = ("_at", "_block")
+
+    def __init__(self, block: bytes) -> None:
+        self._block = block
+        self._at = 0
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes not yet taken."""
+        return len(self._block) - self._at
+
+    def take(self, count: int) -> bytes:
+        """The next `count` bytes; `LinkProtocolError` if there are fewer."""
+        begin = self._at
+        end = self._at = begin + count
+        if end > len(self._block):
+            raise LinkProtocolError(Fault.BAD_MESSAGE, "record beyond its unit")
+        return self._block[begin:end]
 
 
 class Reader:

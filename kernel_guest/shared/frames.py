@@ -45,6 +45,10 @@ class FrameType(IntEnum):
     ACK = 6
 
 
+DATA = int(FrameType.DATA)
+ACK = int(FrameType.ACK)
+
+
 class Frame(NamedTuple):
     """A decoded DATA or ACK frame; `payload` is a view into what was received."""
 
@@ -82,9 +86,9 @@ def decode_frame(data: bytes | memoryview, max_payload_bytes: int) -> Frame:
     kind, flags, lane, zero, stream, sequence, r0, r1, c0, c1 = _HEADER.unpack_from(view)
     if zero or lane >= LANES or flags & ~_ALL_FLAGS:
         raise LinkProtocolError(Fault.BAD_FRAME, "undefined header bits")
-    if kind == FrameType.DATA:
+    if kind == DATA:
         if not sequence or not payload_bytes:
             raise LinkProtocolError(Fault.BAD_FRAME, "data without sequence or payload")
-    elif kind != FrameType.ACK or sequence or flags or lane or payload_bytes:
+    elif kind != ACK or sequence or flags or lane or payload_bytes:
         raise LinkProtocolError(Fault.BAD_FRAME, "neither data nor acknowledgement")
     return Frame(kind, flags, lane, stream, sequence, (r0, r1), (c0, c1), view[HEADER_BYTES:])

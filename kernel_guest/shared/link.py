@@ -56,19 +56,20 @@ from enum import Enum
 
 from kernel_guest.shared import hello as greeting
 from kernel_guest.shared.chunks import Compress, Decompress
-from kernel_guest.shared.errors import Fault, LinkProtocolError, LinkRefused
-from kernel_guest.shared.frames import (
-    HEADER_BYTES,
-    LAST,
-    FrameType,
-    Pair,
-    decode_frame,
-    encode_header,
-)
-from kernel_guest.shared.hello import LinkIdentity, PeerLimits, RefusalCode
+from kernel_guest.shared.errors import Fault, LinkProtocolError
+from kernel_guest.shared.frames import DATA, FrameType, Pair, decode_frame
+from kernel_guest.shared.hello import Hello, LinkIdentity, RefusalCode, Welcome
 from kernel_guest.shared.limits import LinkLimits
 from kernel_guest.shared.messages import Lane, LinkMessage
-from kernel_guest.shared.sequence import Framing, Inbox, Outbox
+from kernel_guest.shared.records import (
+    Established,
+    LaneStatistics,
+    LinkEvent,
+    LinkStatistics,
+    Received,
+    Refused,
+)
+from kernel_guest.shared.stream import Stream
 
 Prove = Callable[[bytes], bytes]
 Verify = Callable[[bytes, bytes], bool]
@@ -91,81 +92,10 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Established:
-    """The handshake passed.
-
-    `resumed`: the stream goes on, nothing is lost.  Otherwise it is a new stream, and for a
-    gateway that had one before (`restarted`) the guest is another one: `in_flight` messages may
-    or may not have been received, `unsent` ones never left.
-    """
-
-    resumed: bool
-    boot_id: str
-    restarted: bool = False
-    in_flight: tuple[LinkMessage, ...] = ()
-    unsent: tuple[LinkMessage, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message has arrived; call `consumed(message.size_bytes, message.lane)` when drained."""
-
-    message: LinkMessage
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The handshake failed.  Send what `take_frames` still gives, then close."""
-
-    code: str
-    text: str
-
-    def error(self) -> LinkRefused:
-        """As an exception."""
-        return LinkRefused(self.code, self.text)
-
-
-LinkEvent = Established | Received | Refused
-
-
-@dataclass(frozen=True, slots=True)
 class Greeting:
     """A handshake in progress on one socket of the guest; `frame` is its CHALLENGE."""
 
     frame: bytes
-    features: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LaneStatistics:
-    """One lane of a core."""
-
-    queued_messages: int
-    queued_bytes: int
-    unacked_bytes: int
-    window_bytes: int
-    accepted_messages: int
-    delivered_messages: int
-    resent_frames: int
-    received_messages: int
-    unconsumed_bytes: int
-    unfinished_bytes: int
-    duplicates: int
-
-
-@dataclass(frozen=True, slots=True)
-class LinkStatistics:
-    """A core at one moment, for status pages and tests."""
-
-    role: str
-    phase: str
-    stream: int
-    resumes: int
-    fresh_attachments: int
-    protocol_errors: int
-    stray_frames: int
-    urgent: LaneStatistics
-    ordered: LaneStatistics
 
 
 class LinkCore:
@@ -197,22 +127,14 @@ class LinkCore:
         self.limits = limits or LinkLimits()
         self._prove = prove
         self._verify = verify
-        self._compress = compress
-        self._decompress = decompress
         self._features = () if compress is None else (greeting.COMPRESSION_FEATURE + compression,)
         self._phase = Phase.DOWN
-        self._out = tuple(Outbox(lane, self.limits) for lane in Lane)
-        self._in = tuple(Inbox(lane, self.limits) for lane in Lane)
-        self._framing = self._framing_for(greeting.declared(self.limits), ())
-        self._stream = 0
+        self._stream = Stream(self.limits, compress, decompress)
         self._peer_boot_id = ""
+        self._greeting: Greeting | None = None
+        self._challenge: greeting.Challenge | None = None
         self._handshake_out: list[bytes] = []
         self._handshake_seen: list[bytes] = []
-        self._greeting: Greeting | None = None
-        self._offered: tuple[str, ...] = ()
-        self._greeting_boot_id = ""
-        self._ack_due = False
-        self._yield_to_ordered = False
         self._resumes = self._fresh = self._protocol_errors = self._stray = 0
 
     # --- state
@@ -230,23 +152,23 @@ class LinkCore:
     @property
     def queued_bytes(self) -> int:
         """Bytes (as cost) of messages not yet framed, both lanes."""
-        return self._out[0].queued_bytes + self._out[1].queued_bytes
+        return sum(out.queued_bytes for out in self._stream.out)
 
     @property
     def unacked_bytes(self) -> int:
         """Bytes (as cost) of messages framed and not yet consumed by the peer, both lanes."""
-        return self._out[0].unacked_bytes + self._out[1].unacked_bytes
+        return sum(out.unacked_bytes for out in self._stream.out)
 
     @property
     def idle(self) -> bool:
-        """Nothing queued, unconsumed, unfinished or unacknowledged: parking loses no time."""
-        return not (self.queued_bytes or self.unacked_bytes or self._ack_due) and not any(
-            box.held_bytes or box.credit.waiting_bytes for box in self._in
+        """Nothing queued, unconsumed, unfinished or unacknowledged: parking delays nothing."""
+        return not (self.queued_bytes or self.unacked_bytes or self._stream.ack_due) and not any(
+            box.held_bytes or box.credit.waiting_bytes for box in self._stream.into
         )
 
     def wants_more_of(self, lane: Lane) -> bool:
         """Whether a journal should hand over more of this lane."""
-        return self._out[lane].queued_bytes < self.limits.low_water_bytes
+        return self._stream.out[lane].queued_bytes < self.limits.low_water_bytes
 
     @property
     def wants_more(self) -> bool:
@@ -256,16 +178,13 @@ class LinkCore:
     @property
     def wants_output(self) -> bool:
         """Whether `take_frames` would give something."""
-        if self._handshake_out:
-            return True
-        if self._phase is not Phase.UP:
-            return False
-        return self._ack_due or self._out[0].ready or self._out[1].ready
+        return bool(self._handshake_out) or (self._phase is Phase.UP and self._stream.ready)
 
     @property
     def accepted(self) -> Pair:
         """Messages ever taken by `send`, per lane."""
-        return (self._out[0].accepted_total, self._out[1].accepted_total)
+        urgent, ordered = self._stream.out
+        return (urgent.accepted_total, ordered.accepted_total)
 
     @property
     def delivered(self) -> Pair:
@@ -274,46 +193,32 @@ class LinkCore:
         Equal to `accepted` when nothing is under way; the n-th accepted message of a lane is
         acknowledged once `delivered` reaches n.
         """
-        return (self._out[0].delivered_total, self._out[1].delivered_total)
+        urgent, ordered = self._stream.out
+        return (urgent.delivered_total, ordered.delivered_total)
 
     @property
     def received(self) -> Pair:
         """Messages ever received, per lane."""
-        return (self._in[0].delivered_total, self._in[1].delivered_total)
+        urgent, ordered = self._stream.into
+        return (urgent.delivered_total, ordered.delivered_total)
 
     def statistics(self) -> LinkStatistics:
         """A record of the state."""
         return LinkStatistics(
-            self.role.value,
-            self._phase.value,
-            self._stream,
-            self._resumes,
-            self._fresh,
-            self._protocol_errors,
-            self._stray,
-            self._lane_statistics(Lane.URGENT),
-            self._lane_statistics(Lane.ORDERED),
-        )
-
-    def _lane_statistics(self, lane: Lane) -> LaneStatistics:
-        out, into = self._out[lane], self._in[lane]
-        return LaneStatistics(
-            queued_messages=out.queued_messages,
-            queued_bytes=out.queued_bytes,
-            unacked_bytes=out.unacked_bytes,
-            window_bytes=out.credit.window,
-            accepted_messages=out.accepted_total,
-            delivered_messages=out.delivered_total,
-            resent_frames=out.resent_frames,
-            received_messages=into.delivered_total,
-            unconsumed_bytes=into.credit.waiting_bytes,
-            unfinished_bytes=into.held_bytes,
-            duplicates=into.duplicates,
+            role=self.role.value,
+            phase=self._phase.value,
+            stream=self._stream.number,
+            resumes=self._resumes,
+            fresh_attachments=self._fresh,
+            protocol_errors=self._protocol_errors,
+            stray_frames=self._stray,
+            urgent=self._stream.lane_statistics(Lane.URGENT),
+            ordered=self._stream.lane_statistics(Lane.ORDERED),
         )
 
     def __repr__(self) -> str:
         return (
-            f"<LinkCore {self.role.value} {self._phase.value} stream={self._stream}"
+            f"<LinkCore {self.role.value} {self._phase.value} stream={self._stream.number}"
             f" queued={self.queued_bytes} unacked={self.unacked_bytes}"
             f" received={self.received} delivered={self.delivered}>"
         )
@@ -326,7 +231,7 @@ class LinkCore:
         Raises `LinkFull` when the lane's queue is at its bound, `MessageRefused` when the
         message is above a cap.
         """
-        self._out[message.lane].push(message)
+        self._stream.out[message.lane].push(message)
 
     def consumed(self, size_bytes: int, lane: Lane = Lane.ORDERED) -> None:
         """The application has drained so many bytes of the messages of a lane, in order.
@@ -334,8 +239,8 @@ class LinkCore:
         Grants credit, and lets the peer forget them.  Raises `ValueError` if that is more than
         was received.
         """
-        if self._in[lane].credit.consume(size_bytes) and self._phase is Phase.UP:
-            self._ack_due = True
+        if self._stream.into[lane].credit.consume(size_bytes) and self._phase is Phase.UP:
+            self._stream.ack_due = True
 
     # --- the transport's side
 
@@ -350,8 +255,8 @@ class LinkCore:
     def disconnected(self) -> None:
         """The transport is gone.  State is kept; the next handshake decides what is resent."""
         self._phase = Phase.DOWN
-        self._greeting = None
-        self._ack_due = False
+        self._greeting = self._challenge = None
+        self._stream.ack_due = False
         self._handshake_out.clear()
         self._handshake_seen.clear()
 
@@ -365,7 +270,7 @@ class LinkCore:
             self._stray += 1
             return []
         try:
-            if len(data) and data[0] >= FrameType.DATA:
+            if len(data) and data[0] >= DATA:
                 return self._receive_numbered(data)
             return self._receive_handshake(bytes(data[: greeting.MAX_HANDSHAKE_BYTES + 1]))
         except LinkProtocolError:
@@ -379,56 +284,25 @@ class LinkCore:
         At least one if there is anything, then as many as fit into the budget.  Taking is
         sending: a frame that was taken and not sent must be followed by `disconnected()`.
         """
-        frames = self._handshake_out
-        self._handshake_out = []
+        frames, self._handshake_out = self._handshake_out, []
         if self._phase is not Phase.UP:
             return frames
         left = budget_bytes
-        while left > 0 and (frame := self._next_data()):
+        while left > 0 and (frame := self._stream.next_data()):
             frames.append(frame)
             left -= len(frame)
-        if self._ack_due:
-            frames.append(self._header(FrameType.ACK, 0, 0, 0))
-            self._ack_due = False
+        if self._stream.ack_due:
+            frames.append(self._stream.take_ack())
         return frames
-
-    def _next_data(self) -> bytes | None:
-        first = Lane.ORDERED if self._yield_to_ordered else Lane.URGENT
-        for lane in (first, Lane(1 - first)):
-            found = self._out[lane].next_frame(self._framing)
-            if found is not None:
-                flags, sequence, chunk = found
-                self._yield_to_ordered = lane is Lane.URGENT and not flags & LAST
-                self._ack_due = False
-                return b"".join((self._header(FrameType.DATA, flags, lane, sequence), *chunk))
-        return None
-
-    def _header(self, frame_type: FrameType, flags: int, lane: int, sequence: int) -> bytes:
-        urgent, ordered = self._in
-        return encode_header(
-            frame_type,
-            flags,
-            lane,
-            self._stream,
-            sequence,
-            (urgent.received, ordered.received),
-            (urgent.credit.consumed_messages, ordered.credit.consumed_messages),
-        )
 
     def _receive_numbered(self, data: bytes | memoryview) -> list[LinkEvent]:
         frame = decode_frame(data, self.limits.chunk_bytes)
         if self._phase is not Phase.UP:
             raise LinkProtocolError(Fault.UNEXPECTED, "data before the handshake")
-        if frame.stream != self._stream:
+        if frame.stream != self._stream.number:
             self._stray += 1
             return []
-        for lane in (0, 1):
-            self._out[lane].acknowledge(frame.received[lane], frame.consumed[lane])
-        if frame.type == FrameType.ACK:
-            return []
-        messages = self._in[frame.lane].accept(frame)
-        self._ack_due = True
-        return [Received(message) for message in messages]
+        return [Received(message) for message in self._stream.receive(frame)]
 
     # --- handshake
 
@@ -438,29 +312,14 @@ class LinkCore:
         if data in self._handshake_seen:
             self._stray += 1
             return []
-        event = self._handshake_event(data)
+        event = self._on_hello(data) if self.role is Role.GUEST else self._on_guest_word(data)
         self._handshake_seen.append(data)
         return [] if event is None else [event]
 
-    def _handshake_event(self, data: bytes) -> LinkEvent | None:
-        kind = data[0]
-        if self._phase is Phase.GREETING and self.role is Role.GUEST and kind == FrameType.HELLO:
-            assert self._greeting is not None, "made by connected()"
-            frame, event = self.answer(self._greeting, data)
-            self._handshake_out.append(frame)
-            return event
-        if self._phase is Phase.GREETING and self.role is Role.GATEWAY:
-            if kind == FrameType.CHALLENGE and not self._handshake_seen:
-                return self._on_challenge(data)
-            if kind == FrameType.WELCOME and self._handshake_seen:
-                return self._on_welcome(data)
-            if kind == FrameType.REFUSE:
-                return self._refused(*greeting.decode_refuse(data))
-        raise LinkProtocolError(Fault.UNEXPECTED, f"frame type {kind} in {self._phase.value}")
-
-    def _refused(self, code: str, text: str) -> Refused:
-        self._phase = Phase.REFUSED
-        return Refused(code, text)
+    def _unexpected(self, data: bytes) -> LinkProtocolError:
+        return LinkProtocolError(
+            Fault.UNEXPECTED, f"frame type {data[0]} in phase {self._phase.value}"
+        )
 
     # guest
 
@@ -472,7 +331,7 @@ class LinkCore:
             secrets.token_hex(greeting.NONCE_BYTES),
             self.identity.boot_id,
         )
-        return Greeting(greeting.encode_challenge(challenge), self._features)
+        return Greeting(greeting.encode_challenge(challenge))
 
     def answer(self, begun: Greeting, data: bytes) -> tuple[bytes, Established | Refused]:
         """Judge the first frame that came on the socket of `begun`; the frame to send back.
@@ -490,41 +349,56 @@ class LinkCore:
         proven = self._verify(greeting.transcript(begun.frame, body), signature)
         code = greeting.judge(said, self.identity, proven) or self._unresumable(said)
         if code is not None:
-            if begun is self._greeting:
-                self._phase = Phase.REFUSED
             return greeting.encode_refuse(code), Refused(code, greeting.REFUSAL_TEXTS[code])
         return self._accept(said)
 
-    def _unresumable(self, said: greeting.Hello) -> RefusalCode | None:
+    def _on_hello(self, data: bytes) -> Established | Refused:
+        if self._phase is not Phase.GREETING:
+            raise self._unexpected(data)
+        assert self._greeting is not None, "made by connected()"
+        frame, event = self.answer(self._greeting, data)
+        if isinstance(event, Refused):
+            self._phase = Phase.REFUSED
+        self._handshake_out.append(frame)
+        return event
+
+    def _unresumable(self, said: Hello) -> RefusalCode | None:
         if said.stream is None:
             return None
-        known = said.stream == self._stream and all(
-            out.can_resume(received) for out, received in zip(self._out, said.received, strict=True)
-        )
+        known = said.stream == self._stream.number and self._stream.can_resume(said.received)
         return None if known else RefusalCode.STALE_STREAM
 
-    def _accept(self, said: greeting.Hello) -> tuple[bytes, Established]:
+    def _accept(self, said: Hello) -> tuple[bytes, Established]:
         self.disconnected()
         self.identity = replace(self.identity, epoch=said.epoch)
-        resumed = said.stream is not None
-        features = tuple(name for name in said.features if name in self._features)
-        if not resumed:
-            self._new_stream(self._stream + 1, features)
-            for out in self._out:
-                out.restart()
-        self._establish(said.limits, features, said.received if resumed else None)
+        compressed = any(name in self._features for name in said.features)
+        if said.stream is None:
+            self._stream.begin(self._stream.number + 1, said.limits, compressed)
+        else:
+            self._stream.resume(said.received, said.limits, compressed)
+        event = self._established(said.stream is not None, self.identity.boot_id)
+        stream = self._stream
         welcome = greeting.encode_welcome(
-            self._stream, self._frames_received(), self._first_kept(), self.limits
+            stream.number, stream.frames_received, stream.first_kept, self.limits
         )
-        return welcome, Established(resumed=resumed, boot_id=self.identity.boot_id)
-
-    def _frames_received(self) -> Pair:
-        return (self._in[0].received, self._in[1].received)
-
-    def _first_kept(self) -> Pair:
-        return (self._out[0].received + 1, self._out[1].received + 1)
+        return welcome, event
 
     # gateway
+
+    def _on_guest_word(self, data: bytes) -> Established | Refused | None:
+        kind, challenged = data[0], self._challenge is not None
+        if self._phase is Phase.GREETING:
+            if kind == FrameType.CHALLENGE and not challenged:
+                return self._on_challenge(data)
+            if kind == FrameType.WELCOME and challenged:
+                return self._on_welcome(greeting.decode_welcome(data))
+            if kind == FrameType.REFUSE:
+                return self._refused(*greeting.decode_refuse(data))
+        raise self._unexpected(data)
+
+    def _refused(self, code: str, text: str) -> Refused:
+        self._phase = Phase.REFUSED
+        return Refused(code, text)
 
     def _on_challenge(self, data: bytes) -> Refused | None:
         challenge = greeting.decode_challenge(data)
@@ -535,92 +409,62 @@ class LinkCore:
         assert self._prove is not None, "checked in the constructor"
         body = greeting.encode_hello_body(self._make_hello(version, challenge), self.limits)
         signature = self._prove(greeting.transcript(data, body))
+        self._challenge = challenge
         self._handshake_out.append(greeting.encode_hello(body, signature))
-        self._greeting_boot_id = challenge.boot_id
         return None
 
-    def _make_hello(self, version: int, challenge: greeting.Challenge) -> greeting.Hello:
-        same_guest = self._stream and challenge.boot_id == self._peer_boot_id
-        self._offered = tuple(name for name in challenge.features if name in self._features)
-        return greeting.Hello(
+    def _make_hello(self, version: int, challenge: greeting.Challenge) -> Hello:
+        same_guest = self._knows(challenge)
+        return Hello(
             version=version,
-            features=self._offered,
+            features=self._common_features(challenge),
             kernel_session=self.identity.kernel_session,
             generation=self.identity.generation,
             epoch=self.identity.epoch,
-            stream=self._stream if same_guest else None,
-            received=self._frames_received() if same_guest else (0, 0),
+            stream=self._stream.number if same_guest else None,
+            received=self._stream.frames_received if same_guest else (0, 0),
             limits=greeting.declared(self.limits),
         )
 
-    def _on_welcome(self, data: bytes) -> Established:
-        welcome = greeting.decode_welcome(data)
-        boot_id, known = self._greeting_boot_id, self._peer_boot_id
-        resumed = bool(self._stream) and boot_id == known
-        if resumed and (
-            welcome.stream != self._stream
-            or not all(
-                out.can_resume(received)
-                for out, received in zip(self._out, welcome.received, strict=True)
-            )
-        ):
-            raise LinkProtocolError(Fault.BAD_HANDSHAKE, "WELCOME to another stream")
-        lost: tuple[list[LinkMessage], list[LinkMessage]] = ([], [])
-        if not resumed:
-            lost = self._adopt_guest(welcome.stream, restarted=bool(known))
-        self._peer_boot_id = boot_id
-        self._establish(welcome.limits, self._offered, welcome.received if resumed else None)
-        return Established(resumed, boot_id, bool(known) and not resumed, *map(tuple, lost))
+    def _knows(self, challenge: greeting.Challenge) -> bool:
+        """Whether there is a stream with this very guest."""
+        return self._stream.number > 0 and challenge.boot_id == self._peer_boot_id
 
-    def _adopt_guest(
-        self, stream: int, restarted: bool
-    ) -> tuple[list[LinkMessage], list[LinkMessage]]:
-        """Begin with a guest that knows nothing of us; what the one before it was sent."""
-        in_flight: list[LinkMessage] = []
-        unsent: list[LinkMessage] = []
-        self._new_stream(stream, self._offered)
-        if restarted:
-            for out in self._out:
-                maybe, never = out.abandon()
-                in_flight += maybe
-                unsent += never
-        return in_flight, unsent
+    def _common_features(self, challenge: greeting.Challenge) -> tuple[str, ...]:
+        return tuple(name for name in challenge.features if name in self._features)
+
+    def _on_welcome(self, welcome: Welcome) -> Established:
+        assert self._challenge is not None, "checked by the caller"
+        challenge, stream = self._challenge, self._stream
+        compressed = bool(self._common_features(challenge))
+        if not self._knows(challenge):
+            return self._adopt(welcome, challenge.boot_id, compressed)
+        if welcome.stream != stream.number or not stream.can_resume(welcome.received):
+            raise LinkProtocolError(Fault.BAD_HANDSHAKE, "WELCOME to another stream")
+        stream.resume(welcome.received, welcome.limits, compressed)
+        return self._established(True, challenge.boot_id)
+
+    def _adopt(self, welcome: Welcome, boot_id: str, compressed: bool) -> Established:
+        """A new stream, with a guest that knows nothing of us; what an earlier one was sent."""
+        restarted = self._stream.number > 0
+        in_flight, unsent = self._stream.abandon() if restarted else ((), ())
+        self._stream.begin(welcome.stream, welcome.limits, compressed)
+        self._peer_boot_id = boot_id
+        event = self._established(False, boot_id)
+        return replace(event, restarted=restarted, in_flight=in_flight, unsent=unsent)
 
     # both
 
-    def _new_stream(self, stream: int, features: tuple[str, ...]) -> None:
-        self._stream = stream
-        self._fresh += 1
-        for box in self._in:
-            box.restart(self._decompress if features else None)
-
-    def _establish(
-        self, peer: PeerLimits, features: tuple[str, ...], resume_at: Pair | None
-    ) -> None:
+    def _established(self, resumed: bool, boot_id: str) -> Established:
         self._phase = Phase.UP
-        self._framing = self._framing_for(peer, features)
-        for lane, out in enumerate(self._out):
-            out.credit.window = peer.windows[lane]
-            if resume_at is not None:
-                out.rewind(resume_at[lane])
-        if resume_at is not None:
+        if resumed:
             self._resumes += 1
-        self._ack_due = any(self._frames_received())
-
-    def _framing_for(self, peer: PeerLimits, features: tuple[str, ...]) -> Framing:
-        mine = self.limits
-        return Framing(
-            chunk_bytes=min(mine.chunk_bytes, peer.chunk_bytes),
-            message_bytes=min(mine.message_bytes, peer.message_bytes),
-            parts=min(mine.parts, peer.parts),
-            batch_bytes=mine.batch_bytes,
-            compress=self._compress if features else None,
-            compress_above_bytes=mine.compress_above_bytes,
-        )
+        else:
+            self._fresh += 1
+        return Established(resumed=resumed, boot_id=boot_id)
 
 
 __all__ = [
-    "HEADER_BYTES",
     "Established",
     "Greeting",
     "LaneStatistics",

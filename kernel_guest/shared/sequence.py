@@ -19,8 +19,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from kernel_guest.shared.chunks import (
+    PREFIX_BYTES,
     Assembler,
-    Buffer,
     Chunk,
     Compress,
     Decompress,
@@ -28,11 +28,14 @@ from kernel_guest.shared.chunks import (
     pack,
     record_bytes,
 )
-from kernel_guest.shared.credit import ReceiveCredit, SendCredit
+from kernel_guest.shared.credit import ReceiveCredit, SendCredit, message_cost
 from kernel_guest.shared.errors import Fault, LinkFull, LinkProtocolError, MessageRefused
 from kernel_guest.shared.frames import FIRST, LAST, Frame
 from kernel_guest.shared.limits import LinkLimits
 from kernel_guest.shared.messages import Lane, LinkMessage, gap
+
+Priced = tuple[LinkMessage, int]
+"""A message and its cost, which is wanted often and computed once."""
 
 
 @dataclass(slots=True)
@@ -42,7 +45,7 @@ class Unit:
     first_sequence: int
     flags: int
     chunks: list[Chunk]
-    messages: deque[LinkMessage]
+    messages: deque[Priced]
     last_sequence: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,7 +77,7 @@ class Outbox:
         self.delivered_total = 0
         self.resent_frames = 0
         self._limits = limits
-        self._queue: deque[LinkMessage] = deque()
+        self._queue: deque[Priced] = deque()
         self._waiting: deque[Unit] = deque()
         self._sent: deque[Unit] = deque()
         self._held: deque[Unit] = deque()
@@ -87,15 +90,15 @@ class Outbox:
 
     def push(self, message: LinkMessage) -> None:
         """Queue a message; raises `LinkFull` or `MessageRefused`."""
-        size, limits = message.size_bytes, self._limits
-        if len(message.parts) > limits.parts:
-            raise MessageRefused("parts", len(message.parts), limits.parts)
+        limits, parts, size = self._limits, len(message.parts), message.size_bytes
+        if parts > limits.parts:
+            raise MessageRefused("parts", parts, limits.parts)
         if size > limits.message_bytes:
             raise MessageRefused("bytes", size, limits.message_bytes)
-        cost = cost_of(message)
+        cost = message_cost(size, 1, parts)
         if self._queue and self.queued_bytes + cost > limits.queue_bytes:
             raise LinkFull(self.lane.name.lower(), self.queued_bytes, limits.queue_bytes)
-        self._queue.append(message)
+        self._queue.append((message, cost))
         self.queued_bytes += cost
         self.accepted_total += 1
 
@@ -119,9 +122,9 @@ class Outbox:
     @property
     def ready(self) -> bool:
         """Whether `next_frame` would give one."""
-        return bool(self._waiting) or (
-            bool(self._queue) and self.credit.admits(cost_of(self._queue[0]))
-        )
+        if self._waiting:
+            return True
+        return bool(self._queue) and self.credit.admits(self._queue[0][1])
 
     def next_frame(self, framing: Framing) -> tuple[int, int, Chunk] | None:
         """Flags, sequence and payload of the next frame to send; None if there is none."""
@@ -147,43 +150,47 @@ class Outbox:
             self._high_sequence = sequence
 
     def _frame_more(self, framing: Framing) -> bool:
-        messages = self._select(framing)
-        if not messages:
+        chosen = self._select(framing)
+        if not chosen:
             return False
         flags, chunks = pack(
-            messages, framing.chunk_bytes, framing.compress, framing.compress_above_bytes
+            [message for message, _ in chosen],
+            framing.chunk_bytes,
+            framing.compress,
+            framing.compress_above_bytes,
         )
-        self._waiting.append(Unit(self._next_sequence, flags, chunks, deque(messages)))
+        self._waiting.append(Unit(self._next_sequence, flags, chunks, chosen))
         self._next_sequence += len(chunks)
         return True
 
-    def _select(self, framing: Framing) -> list[LinkMessage]:
+    def _select(self, framing: Framing) -> deque[Priced]:
         """The messages of the next unit: one, or as many small ones as fit into one chunk."""
-        chosen: list[LinkMessage] = []
-        room = min(framing.batch_bytes, framing.chunk_bytes - 16)
+        chosen: deque[Priced] = deque()
+        room = min(framing.batch_bytes, framing.chunk_bytes - PREFIX_BYTES)
         while self._queue:
-            message = self._queue[0]
-            size = record_bytes(message)
+            message, cost = self._queue[0]
+            size = record_bytes(message, cost)
             if chosen and size > room:
                 break
-            replaced = self._fit(message, framing)
-            if not self.credit.admits(cost_of(replaced), 2 if chosen else 1):
+            sent = self._fit(message, cost, framing)
+            if not self.credit.admits(sent[1], 2 if chosen else 1):
                 break
-            self._take(replaced)
-            chosen.append(replaced)
+            self._queue.popleft()
+            self.queued_bytes -= cost
+            self.credit.spend(sent[1])
+            chosen.append(sent)
             room -= size
         return chosen
 
-    def _fit(self, message: LinkMessage, framing: Framing) -> LinkMessage:
+    def _fit(self, message: LinkMessage, cost: int, framing: Framing) -> Priced:
         """The message, or a gap in its place if the peer declared that it takes no such size."""
+        if cost <= framing.message_bytes and len(message.parts) <= framing.parts:
+            return message, cost
         size = message.size_bytes
         if size <= framing.message_bytes and len(message.parts) <= framing.parts:
-            return message
-        return gap(1, size, self.lane)
-
-    def _take(self, message: LinkMessage) -> None:
-        self.queued_bytes -= cost_of(self._queue.popleft())
-        self.credit.spend(cost_of(message))
+            return message, cost
+        instead = gap(1, size, self.lane)
+        return instead, cost_of(instead)
 
     # acknowledgement
 
@@ -224,7 +231,7 @@ class Outbox:
         self._held_messages -= count
         for _ in range(count):
             unit = self._held[0]
-            self.credit.release(cost_of(unit.messages.popleft()))
+            self.credit.release(unit.messages.popleft()[1])
             if not unit.messages:
                 self._held.popleft()
 
@@ -247,20 +254,21 @@ class Outbox:
         """A new stream: number from 1 again, beginning with the first message not consumed."""
         again = self._framed()
         self._queue.extendleft(reversed(again))
-        self.queued_bytes += sum(map(cost_of, again))
+        self.queued_bytes += sum(cost for _, cost in again)
         self._forget_frames()
 
     def abandon(self) -> tuple[list[LinkMessage], list[LinkMessage]]:
         """The peer is another one: give back what it may have had, and what never left."""
-        in_flight, unsent = self._framed(), list(self._queue)
+        in_flight = [message for message, _ in self._framed()]
+        unsent = [message for message, _ in self._queue]
         self._queue.clear()
         self.queued_bytes = 0
         self._forget_frames()
         return in_flight, unsent
 
-    def _framed(self) -> list[LinkMessage]:
+    def _framed(self) -> list[Priced]:
         units = (*self._held, *self._sent, *self._waiting)
-        return [message for unit in units for message in unit.messages]
+        return [priced for unit in units for priced in unit.messages]
 
     def _forget_frames(self) -> None:
         for units in (self._held, self._sent, self._waiting):
@@ -302,7 +310,8 @@ class Inbox:
         messages = self._assembler.add(frame.flags, frame.payload, prefix)
         self.received = frame.sequence
         for message in messages:
-            self.credit.deliver(message.size_bytes, cost_of(message))
+            size = message.size_bytes
+            self.credit.deliver(size, message_cost(size, 1, len(message.parts)))
         self.delivered_total += len(messages)
         return messages
 
@@ -311,6 +320,3 @@ class Inbox:
         self.received = 0
         self.credit.reset()
         self._assembler = Assembler(self._lane, self._limits, decompress)
-
-
-__all__ = ["Buffer", "Framing", "Inbox", "Outbox", "Unit"]
