@@ -37,7 +37,9 @@ Buffer = bytes | bytearray | memoryview
 Chunk = tuple[Buffer, ...]
 Compress = Callable[[bytes], bytes]
 Decompress = Callable[[bytes, int], bytes]
-"""Body and the number of bytes that it may inflate to at most: must stop there."""
+"""Body and the number of bytes that it may inflate to at most.  Must stop there, with any
+exception or with a result of another length.  Beware of python-zstandard: `max_output_size` does
+not bound a frame that declares its content size, so compare `frame_content_size` first."""
 
 _PREFIX = Struct("!IIII")
 PREFIX_BYTES = _PREFIX.size
@@ -176,7 +178,8 @@ class Assembler:
             raise LinkProtocolError(Fault.BAD_FRAME, "body differs from what was declared")
         if flags & LAST:
             messages = self._open(unit, flags, [*self._chunks, body])
-            self.reset()
+            if prefix is None:
+                self.reset()
             return messages
         self._keep(body)
         self._prefix, self._flags, self._got_bytes = unit, flags & COMPRESSED, got
@@ -217,16 +220,19 @@ class Assembler:
             raise LinkProtocolError(Fault.BAD_COMPRESSION, "compression was not negotiated")
 
     def _open(self, unit: Prefix, flags: int, chunks: list[Buffer]) -> list[LinkMessage]:
-        reader: Reader | BlockReader
         if flags & COMPRESSED:
-            reader = BlockReader(self._inflate(b"".join(chunks), unit.raw_bytes))
+            block = self._inflate(b"".join(chunks), unit.raw_bytes)
         elif len(chunks) == 1:
-            reader = BlockReader(bytes(chunks[0]))
+            block = bytes(chunks[0])
         else:
-            reader = Reader(chunks, unit.raw_bytes)
-        messages = [self._record(reader) for _ in range(unit.messages)]
-        if reader.left_bytes or sum(len(m.parts) for m in messages) != unit.parts:
-            raise LinkProtocolError(Fault.BAD_MESSAGE, "records differ from what was declared")
+            return [self._long_record(Reader(chunks, unit.raw_bytes), unit)]
+        messages, at, parts = [], 0, 0
+        for _ in range(unit.messages):
+            message, at = self._record(block, at)
+            messages.append(message)
+            parts += len(message.parts)
+        if at != len(block) or parts != unit.parts:
+            raise _differs()
         return messages
 
     def _inflate(self, body: bytes, raw_bytes: int) -> bytes:
@@ -239,39 +245,50 @@ class Assembler:
             raise LinkProtocolError(Fault.BAD_COMPRESSION, "inflated to another size")
         return raw
 
-    def _record(self, reader: Reader | BlockReader) -> LinkMessage:
-        kind_number, channel_number, count = _RECORD.unpack(reader.take(_RECORD_BYTES))
+    def _record(self, block: bytes, at: int) -> tuple[LinkMessage, int]:
+        """The record at an offset, and where it ends."""
+        if at + _RECORD_BYTES > len(block):
+            raise _differs()
+        kind, channel, count = self._head(block, at)
+        at += _RECORD_BYTES
+        if at + _LENGTH_BYTES * count > len(block):
+            raise _differs()
+        lengths = _lengths(count).unpack_from(block, at)
+        at += _LENGTH_BYTES * count
+        parts = []
+        for length in lengths:
+            end = at + length
+            parts.append(block[at:end])
+            at = end
+        if at > len(block):
+            raise _differs()
+        return LinkMessage(kind, channel, tuple(parts), self._lane), at
+
+    def _long_record(self, reader: Reader, unit: Prefix) -> LinkMessage:
+        """The one record of a unit of many chunks, each part copied once."""
+        kind, channel, count = self._head(reader.take(_RECORD_BYTES), 0)
+        lengths = _lengths(count).unpack(reader.take(_LENGTH_BYTES * count))
+        parts = tuple(map(reader.take, lengths))
+        if reader.left_bytes or count != unit.parts:
+            raise _differs()
+        return LinkMessage(kind, channel, parts, self._lane)
+
+    def _head(self, block: bytes, at: int) -> tuple[Kind, Channel, int]:
+        kind_number, channel_number, count = _RECORD.unpack_from(block, at)
         kind, channel = _KINDS.get(kind_number), _CHANNELS.get(channel_number)
         if kind is None or channel is None or (kind is _JUPYTER) == (channel is _NONE):
             raise LinkProtocolError(Fault.BAD_MESSAGE, "unknown kind or channel")
         if count > self._limits.parts:
             raise LinkProtocolError(Fault.TOO_LARGE, f"message of {count} parts")
-        layout = _LENGTHS[count] if count < _COMMON_PARTS else Struct(f"!{count}I")
-        lengths = layout.unpack(reader.take(_LENGTH_BYTES * count))
-        return LinkMessage(kind, channel, tuple(map(reader.take, lengths)), self._lane)
+        return kind, channel, count
 
 
-class BlockReader:
-    """Takes bytes off one block: the quick form for small and for inflated units."""
+def _lengths(count: int) -> Struct:
+    return _LENGTHS[count] if count < _COMMON_PARTS else Struct(f"!{count}I")
 
-    __slots__ = ("_at", "_block")
 
-    def __init__(self, block: bytes) -> None:
-        self._block = block
-        self._at = 0
-
-    @property
-    def left_bytes(self) -> int:
-        """Bytes not yet taken."""
-        return len(self._block) - self._at
-
-    def take(self, count: int) -> bytes:
-        """The next `count` bytes; `LinkProtocolError` if there are fewer."""
-        begin = self._at
-        end = self._at = begin + count
-        if end > len(self._block):
-            raise LinkProtocolError(Fault.BAD_MESSAGE, "record beyond its unit")
-        return self._block[begin:end]
+def _differs() -> LinkProtocolError:
+    return LinkProtocolError(Fault.BAD_MESSAGE, "records differ from what was declared")
 
 
 class Reader:

@@ -17,7 +17,11 @@ MIN_CHUNK_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """Bounds of one side.  `*_window_bytes` is what it grants to the peer's sender."""
+    """Bounds of one side.
+
+    `*_window_bytes` is what it grants to the peer's sender, and also the most that its own sender
+    keeps un-consumed, whatever the peer grants.  `queue_bytes` and `low_water_bytes` are per lane.
+    """
 
     chunk_bytes: int = MAX_CHUNK_BYTES
     message_bytes: int = 512 * MIB

@@ -426,9 +426,18 @@ class LinkCore:
             limits=greeting.declared(self.limits),
         )
 
+    def attach_fresh(self) -> None:
+        """Give up the stream: the next handshake asks for a new one.
+
+        For a gateway that was refused with `stale_stream`, or that no longer trusts its state.
+        The next `Established` has `restarted` set and gives the old stream's messages back.
+        """
+        self._peer_boot_id = ""
+
     def _knows(self, challenge: greeting.Challenge) -> bool:
         """Whether there is a stream with this very guest."""
-        return self._stream.number > 0 and challenge.boot_id == self._peer_boot_id
+        known = self._stream.number > 0 and self._peer_boot_id
+        return bool(known) and challenge.boot_id == self._peer_boot_id
 
     def _common_features(self, challenge: greeting.Challenge) -> tuple[str, ...]:
         return tuple(name for name in challenge.features if name in self._features)

@@ -14,7 +14,9 @@ shell, iopub and events, because a reply that overtakes its outputs loses them i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import secrets
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -94,6 +96,12 @@ def jupyter(channel: Channel, parts: Iterable[bytes]) -> LinkMessage:
         raise ValueError(f"not a Jupyter message: channel {channel.name}, {len(frames)} parts")
     lane = Lane.URGENT if channel in _URGENT_CHANNELS else Lane.ORDERED
     return LinkMessage(Kind.JUPYTER, channel, frames, lane)
+
+
+def call_ids() -> Iterator[int]:
+    """Ids for calls.  They begin at random: a gateway that attaches afresh may be handed replies
+    to calls of the one before it, and must not take them for its own."""
+    return itertools.count(secrets.randbits(48))
 
 
 def call(

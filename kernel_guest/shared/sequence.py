@@ -16,7 +16,7 @@ Inbox (receiver): the next expected sequence, one unfinished message, and the cr
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kernel_guest.shared.chunks import (
     PREFIX_BYTES,
@@ -43,13 +43,10 @@ class Unit:
     """Messages that were framed together, with the frames while they may have to be resent."""
 
     first_sequence: int
+    last_sequence: int
     flags: int
     chunks: list[Chunk]
     messages: deque[Priced]
-    last_sequence: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.last_sequence = self.first_sequence + len(self.chunks) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +125,7 @@ class Outbox:
 
     def next_frame(self, framing: Framing) -> tuple[int, int, Chunk] | None:
         """Flags, sequence and payload of the next frame to send; None if there is none."""
-        if not self._waiting and not self._frame_more(framing):
+        if not self._waiting and not (self._queue and self._frame_more(framing)):
             return None
         unit, offset = self._waiting[0], self._offset
         sequence = unit.first_sequence + offset
@@ -159,8 +156,9 @@ class Outbox:
             framing.compress,
             framing.compress_above_bytes,
         )
-        self._waiting.append(Unit(self._next_sequence, flags, chunks, chosen))
+        first = self._next_sequence
         self._next_sequence += len(chunks)
+        self._waiting.append(Unit(first, self._next_sequence - 1, flags, chunks, chosen))
         return True
 
     def _select(self, framing: Framing) -> deque[Priced]:

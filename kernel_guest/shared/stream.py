@@ -122,8 +122,9 @@ class Stream:
 
     def _agree(self, peer: PeerLimits, compressed: bool) -> None:
         self._framing = self._framing_for(peer, compressed)
-        for out, window in zip(self.out, peer.windows, strict=True):
-            out.credit.window = window
+        for lane, out in enumerate(self.out):
+            # What we keep is ours to bound: a peer that grants the moon gets our own window.
+            out.credit.window = min(peer.windows[lane], self._limits.windows[lane])
         self._yield_to_ordered = False
         self.ack_due = self.frames_received != _NOTHING
 
