@@ -37,8 +37,8 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import zmq
@@ -47,7 +47,6 @@ from gateway.clock import Clock
 from gateway.door_sockets import Address, CurveKeys, Outbox, SocketReader, bind, make_socket
 from gateway.messages import (
     Composer,
-    Header,
     MalformedMessage,
     ReplyRoutes,
     Signer,
@@ -92,7 +91,7 @@ class DoorSettings:
     signer: Signer
     transport: str = "tcp"
     place: str = "127.0.0.1"
-    ports: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
+    ports: Mapping[str, int] = field(default_factory=dict)  # shell_port and so on; 0: choose
     curve: CurveKeys | None = None
     limit_bytes: int = DEFAULT_LIMIT_BYTES
 
@@ -100,8 +99,7 @@ class DoorSettings:
 class ZmqDoor:
     """Five bound sockets. Who calls: the provisioner, always on the bridge's loop.
 
-    ``alive`` is asked before each heartbeat echo. ``intercept(channel, header, parts)`` may answer
-    a request itself: when it returns parts, those go back to the asker and nothing is forwarded.
+    ``alive`` is asked before each heartbeat echo.
     """
 
     def __init__(
@@ -111,15 +109,11 @@ class ZmqDoor:
         log: logging.Logger | logging.LoggerAdapter[Any],
         *,
         alive: Callable[[], bool] = lambda: True,
-        intercept: Callable[
-            [Channel, Header, Sequence[bytes]], tuple[bytes, ...] | None
-        ] = lambda channel, header, parts: None,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._log = log
         self._alive = alive
-        self._intercept = intercept
         self._session: DoorSession | None = None
         self._composer = Composer(settings.signer)
         self._routes = ReplyRoutes()
@@ -143,8 +137,8 @@ class ZmqDoor:
     async def open(self) -> None:
         """Bind all five. Raises ``zmq.ZMQError`` (nothing stays open) when one cannot be bound."""
         try:
-            for name, port in zip(CHANNEL_NAMES, self._settings.ports, strict=True):
-                self._open_one(name, port)
+            for name in CHANNEL_NAMES:
+                self._open_one(name, self._settings.ports.get(f"{name}_port", 0))
         except BaseException:
             self._close_sockets()
             raise
@@ -301,11 +295,6 @@ class ZmqDoor:
         self._counts["requests"] += 1
         if name != "stdin":
             self._routes.asked(header.msg_id, identity)
-        answer = self._intercept(_CHANNELS[name], header, parts)
-        if answer is not None:
-            self._routes.answered(header)
-            self._send_to(name, identity, answer, size_of(answer))
-            return True
         return self._forward(name, parts)
 
     def _forward(self, name: str, parts: tuple[bytes, ...]) -> bool:

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from jupyter_client.kernelspec import KernelSpecManager
-from jupyter_core.application import JupyterApp, base_aliases, base_flags
+from jupyter_core.application import base_aliases, base_flags
 from jupyter_core.paths import SYSTEM_JUPYTER_PATH, jupyter_data_dir
 from traitlets import Bool, List, Unicode
 
-from gateway.errors import GatewayError, UsageError
+from gateway.cli.app import USAGE, MicroVMCommand
+from gateway.errors import UsageError
 from gateway.profiles import DEFAULT_PROFILE_NAME
 
 __all__ = [
@@ -41,7 +42,6 @@ __all__ = [
 #: The entry point in the group ``jupyter_client.kernel_provisioners`` (pyproject.toml).
 PROVISIONER_NAME: Final = "microvm-provisioner"
 DEFAULT_KERNELSPEC_NAME: Final = "microvm"
-_VERSION: Final = "0.1.0"
 _NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789._-")
 
 
@@ -180,21 +180,16 @@ def _describe(folder: Path) -> dict[str, str] | None:
 # -- the commands -------------------------------------------------------------
 
 
-class _KernelspecCommand(JupyterApp):
-    """What the three commands share: our version, and errors as one sentence."""
-
-    version = _VERSION
+class _KernelspecCommand(MicroVMCommand):
+    """What the three commands share. Errors are raised; ``run_guarded`` makes sentences of them."""
 
     def _manager(self) -> KernelSpecManager:
         return KernelSpecManager(parent=self, data_dir=self.data_dir)
 
     def start(self) -> None:
+        """Called by traitlets after parsing."""
         super().start()
-        try:
-            self.act()
-        except GatewayError as error:
-            print(f"{self.name}: {error.sentence}", file=sys.stderr)
-            self.exit(error.exit_code)
+        self.act()
 
     def act(self) -> None:
         """The command itself; raises from the error tree."""
@@ -282,8 +277,13 @@ class RemoveKernelspec(_KernelspecCommand):
     examples = "    jupyter microvm kernelspec remove microvm -y"
 
     names = List(Unicode())
+    flags = {
+        **base_flags,
+        "y": ({"RemoveKernelspec": {"answer_yes": True}}, "Do not ask."),
+    }
 
     def parse_command_line(self, argv: list[str] | None = None) -> None:
+        """The positional arguments are names."""
         super().parse_command_line(argv)
         self.names = list(dict.fromkeys(self.extra_args))
 
@@ -301,11 +301,10 @@ def _confirmed(names: list[str]) -> bool:
     return answer.lower().startswith("y")
 
 
-class KernelspecApp(JupyterApp):
+class KernelspecApp(MicroVMCommand):
     """``jupyter microvm kernelspec``: only dispatches."""
 
     name = "jupyter-microvm-kernelspec"
-    version = _VERSION
     description = "Manage kernelspecs that start their kernels in MicroVMs."
     subcommands = {
         "install": (InstallKernelspec, "Install a kernelspec"),
@@ -319,4 +318,4 @@ class KernelspecApp(JupyterApp):
         super().start()
         if self.subapp is None:
             self.print_help()
-            self.exit(2)
+            self.exit(USAGE)

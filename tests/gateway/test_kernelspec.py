@@ -96,9 +96,9 @@ def test_only_ours_are_listed_and_removed(tmp_path: Path, manager: KernelSpecMan
 
 def run(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     """The commands as a user types them, without the user's own files."""
-    code = "from gateway.cli.kernelspec import KernelspecApp; KernelspecApp.launch_instance()"
+    code = "from gateway.cli.main import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-c", code, "kernelspec", *arguments],
         env={"PATH": "/usr/bin:/bin", "HOME": str(home), "JUPYTER_DATA_DIR": str(home / "data")},
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip

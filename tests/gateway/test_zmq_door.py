@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,13 +31,11 @@ class Pair:
     def __init__(self, **settings: Any) -> None:
         self.curve: CurveKeys | None = settings.get("curve")
         self.alive = True
-        self.intercepted: dict[str, tuple[bytes, ...]] = {}
         self.door = ZmqDoor(
             DoorSettings(Signer(KEY), **settings),
             SystemClock(),
             LOG,
             alive=lambda: self.alive,
-            intercept=lambda channel, header, parts: self.intercepted.get(header.msg_type),
         )
         self.session = StandInSession(KEY)
         self._clients: list[BlockingKernelClient] = []
@@ -202,18 +199,6 @@ def test_a_request_without_the_key_is_dropped(pair: Pair, caplog: pytest.LogCapt
     assert after["requests"] == before["requests"]
 
 
-def test_an_intercepted_request_is_answered_and_not_forwarded(pair: Pair) -> None:
-    client = pair.client()
-    answer = Composer(Signer(KEY)).compose("shutdown_reply", {"status": "ok"}, now_s=time.time())
-    pair.intercepted["shutdown_request"] = answer
-    try:
-        client.shutdown()
-        assert client.get_control_msg(timeout=5)["msg_type"] == "shutdown_reply"
-    finally:
-        pair.intercepted.clear()
-    assert run(client, "print('still here')") == "still here\n"
-
-
 def test_a_full_link_makes_the_client_wait_and_loses_nothing(pair: Pair) -> None:
     client = pair.client()
     pair.session.refuse = 3
@@ -280,7 +265,9 @@ def test_curve_clients_are_served_and_others_are_not() -> None:
 def test_a_taken_port_leaves_nothing_open() -> None:
     with opened() as pair:
         taken = pair.door.ports["control_port"]
-        other = ZmqDoor(DoorSettings(Signer(KEY), ports=(0, 0, 0, 0, taken)), SystemClock(), LOG)
+        other = ZmqDoor(
+            DoorSettings(Signer(KEY), ports={"control_port": taken}), SystemClock(), LOG
+        )
         with pytest.raises(zmq.ZMQError):
             bridge().call(other.open)
         assert not other._sockets
