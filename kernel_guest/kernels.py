@@ -34,6 +34,9 @@ from typing import Any
 
 from kernel_guest.shared.errors import SharedError
 
+LOG_NAME = "kernel.log"
+"""In the machine's folder: what kernels write to their original stdout and stderr."""
+
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 
 # sockaddr_un.sun_path holds 108 bytes on Linux and 104 on macOS, the final zero included.
@@ -199,11 +202,15 @@ class Launch:
     request: SpawnRequest
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)
-    connection_file: str
-    log_file: str
+    folder: Path
     interrupt_mode: str = "signal"
     language: str = "python"
     reason: str = ""
+
+    @property
+    def connection_file(self) -> str:
+        """In the machine's run folder, private to its user."""
+        return str(connection_file(self.folder, self.number))
 
     def spawned(self, pid: int) -> dict[str, Any]:
         """What the agent is told when the process exists."""
@@ -333,15 +340,19 @@ def plan(number: int, request: SpawnRequest, folder: Path, facts: TemplateFacts)
     connection = Connection(str(folder / "run" / f"k{number}"))
     if len(os.fsencode(connection.path("hb"))) > _SOCKET_PATH_BYTES:
         raise SpawnFailed("path_too_long", f"The folder {folder} is too long for a socket path.")
-    file = str(folder / "run" / f"kernel-{number}.json")
-    log_file = str(folder / "kernel.log")
     env = kernel_environment(os.environ, request)
     if (request.kernel_name or "") in _OWN_NAMES:
         reason = facts.reason_for_cold(env)
         kind = Kind.COLD if reason else Kind.FORK
+        file = str(connection_file(folder, number))
         argv = (*_cold_command(), "-f", file, *request.extra_arguments)
-        return Launch(kind, number, connection, request, argv, env, file, log_file, reason=reason)
-    return _plan_command(number, connection, request, env, file, log_file)
+        return Launch(kind, number, connection, request, argv, env, folder, reason=reason)
+    return _plan_command(number, connection, request, env, folder)
+
+
+def connection_file(folder: Path, number: int) -> Path:
+    """Where the connection file of kernel `number` of the machine in `folder` lies."""
+    return folder / "run" / f"kernel-{number}.json"
 
 
 def _cold_command() -> tuple[str, ...]:
@@ -353,11 +364,11 @@ def _plan_command(
     connection: Connection,
     request: SpawnRequest,
     env: dict[str, str],
-    file: str,
-    log_file: str,
+    folder: Path,
 ) -> Launch:
     spec = find_kernelspec(request.kernel_name or "")
     env |= {name: string.Template(value).safe_substitute(env) for name, value in spec.env.items()}
+    file = str(connection_file(folder, number))
     argv = format_command([*spec.argv, *request.extra_arguments], file, spec.resource_dir)
     return Launch(
         Kind.COMMAND,
@@ -366,8 +377,7 @@ def _plan_command(
         request,
         tuple(argv),
         env,
-        file,
-        log_file,
+        folder,
         interrupt_mode=spec.interrupt_mode,
         language=spec.language,
         reason="started from its kernelspec",

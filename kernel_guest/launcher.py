@@ -1,6 +1,21 @@
 """Runs ipykernel for a machine: in a fork of the template, or cold as a program of its own.
 
-A kernel of ours is the stock application (`IPKernelApp`) with the stock kernel in it.
+A kernel of ours is the stock application with the stock kernel and shell in it; notebooks see what
+`python -m ipykernel_launcher -f FILE` would show them. Three things differ on purpose:
+
+- the publisher blocks instead of dropping (`publisher`);
+- nothing is printed about how to connect;
+- the end of the parent ends the kernel at once, by the operating system instead of by a thread
+  that polls (`processes.die_with_parent`), and JPY_PARENT_PID is not set.
+
+**What a fork must not keep.** The template's signals, session, descriptors, argv, environment and
+randomness, and what modules computed from them when they were imported. `become_kernel` goes
+through that list; `tests/guest/test_launcher_stock.py` compares the result with a stock kernel.
+What cannot be undone is the seed of `hash()`, which all forks of a template share: a kernel whose
+environment sets PYTHONHASHSEED is therefore cold (`kernels`).
+
+**Fast path.** Parsing the arguments costs more than any other single step of a start (building
+the parser takes 10 ms), and nearly always they are just `-f FILE`. That case is written out.
 """
 
 from __future__ import annotations
@@ -20,58 +35,61 @@ import locale
 import os
 import tempfile
 import time
+from collections.abc import Collection
 from contextlib import suppress
+from copy import deepcopy
 from typing import Any, NoReturn
 
 import zmq
-from ipykernel.iostream import IOPubThread
 from ipykernel.kernelapp import IPKernelApp
+from traitlets import default
+from traitlets.config import Config
 
-from kernel_guest import processes
-from kernel_guest.kernels import Launch
+from kernel_guest import processes, publisher
+from kernel_guest.kernels import CHANNELS, LOG_NAME, Launch
 
-LOG_NAME = "kernel.log"
+_INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
 
 
 class GuestKernelApp(IPKernelApp):
-    """The stock application, with a publisher that blocks instead of dropping."""
+    """`IPKernelApp` with a publisher that blocks instead of dropping."""
+
+    @default("outstream_class")
+    def _outstream_class_default(self) -> str:
+        return "kernel_guest.publisher.OutStream"
 
     def parse_command_line(self, argv: list[str] | None = None) -> None:
-        """Skip 10 ms of building a parser when there is nothing to parse."""
-        if argv is None or argv:
+        """As stock; `-f FILE` alone does not need a parser."""
+        if argv is None or len(argv) != 2 or argv[0] != "-f":
             super().parse_command_line(argv)
+            return
+        self.argv = argv
+        # Code asks `"IPKernelApp" in get_ipython().config` to know that it is in a kernel.
+        self.cli_config = Config({"IPKernelApp": {"connection_file": argv[1]}})
+        self.update_config(deepcopy(self.cli_config))
 
     def init_iopub(self, context: zmq.Context[Any]) -> None:
-        self.iopub_socket = context.socket(zmq.XPUB)
-        self.iopub_socket.linger = 1000
-        self.iopub_socket.setsockopt(zmq.XPUB_NODROP, 1)
-        self.iopub_port = self._bind_socket(self.iopub_socket, self.iopub_port)  # type: ignore[no-untyped-call]
+        """As stock, with our socket options and our thread."""
+        socket = context.socket(zmq.XPUB)
+        publisher.prepare_socket(socket)
+        self._apply_curve_server_options(socket)
+        self.iopub_port = self._bind_socket(socket, self.iopub_port)  # type: ignore[no-untyped-call]
         self.configure_tornado_logger()  # type: ignore[no-untyped-call]
-        self.iopub_thread = IOPubThread(self.iopub_socket, pipe=True, session=self.session)  # type: ignore[no-untyped-call]
+        self.iopub_thread = publisher.IOPubThread(socket, self.session)
         self.iopub_thread.start()  # type: ignore[no-untyped-call]
         self.iopub_socket = self.iopub_thread.background_socket
 
     def log_connection_info(self) -> None:
-        """Note the ports, without the advice for people at a terminal."""
-        self._ports = {name.removesuffix("_port"): getattr(self, name) for name in _PORTS}
-
-
-_PORTS = ("shell_port", "iopub_port", "stdin_port", "hb_port", "control_port")
+        """Note the ports; the advice for people at a terminal has no reader here."""
+        self._ports = {channel: getattr(self, f"{channel}_port") for channel in CHANNELS}
 
 
 def run(launch: Launch) -> None:
     """The life of a forked kernel. Called once, at the bottom of the stack of a fresh fork."""
     become_kernel(launch)
-    app = GuestKernelApp.instance(
-        connection_file=launch.connection_file,
-        transport=launch.connection.transport,
-        ip=launch.connection.ip,
-        **launch.connection.ports(),
-    )
-    app.session.key = launch.request.key.encode()
-    app.session.signature_scheme = launch.request.signature_scheme
-    app.initialize(list(launch.request.extra_arguments))  # type: ignore[no-untyped-call]
-    app.start()  # type: ignore[no-untyped-call]
+    app: Any = GuestKernelApp.instance()
+    app.initialize(sys.argv[1:])
+    app.start()
 
 
 def become_kernel(launch: Launch) -> None:
@@ -79,8 +97,9 @@ def become_kernel(launch: Launch) -> None:
     _become_process(launch)
     os.environ.clear()
     os.environ.update(launch.env)
-    _forget_what_the_template_knew()
-    sys.argv = [_stock_launcher(), *launch.argv[launch.argv.index("-f") :]]
+    _forget_what_was_read_once()
+    _reseed()
+    sys.argv = [_STOCK_LAUNCHER, *launch.argv[launch.argv.index("-f") :]]
     sys.orig_argv = [sys.executable, "-m", "ipykernel_launcher", *sys.argv[1:]]
 
 
@@ -95,18 +114,19 @@ def execute(launch: Launch, trouble_fd: int) -> NoReturn:
         os._exit(127)
 
 
-def _become_process(launch: Launch, keep: list[int] | None = None) -> None:
+def _become_process(launch: Launch, keep: Collection[int] = ()) -> None:
     """Own session, default signals, own standard files, nothing inherited, working folder."""
     os.setsid()
     processes.reset_signals()
-    log = os.open(launch.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    log = os.open(launch.folder / LOG_NAME, flags, 0o600)
     processes.redirect_standard_fds(log)
-    processes.close_inherited_fds(keep or ())
+    processes.close_inherited_fds(keep)
     os.chdir(launch.request.cwd)
 
 
-def _forget_what_the_template_knew() -> None:
-    """Undo what modules remember of the template: its randomness, its environment."""
+def _forget_what_was_read_once() -> None:
+    """Read again what modules read from the environment when they were imported."""
     time.tzset()
     with suppress(locale.Error):  # an unknown LC_* value: Python itself goes on with C
         locale.setlocale(locale.LC_CTYPE, "")
@@ -114,7 +134,9 @@ def _forget_what_the_template_knew() -> None:
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     for path in [path for path, finder in sys.path_importer_cache.items() if finder is None]:
         del sys.path_importer_cache[path]  # a folder that did not exist then may exist now
-    _reseed()
+    if "matplotlib" in sys.modules:
+        backend = os.environ.get("MPLBACKEND") or _INLINE_BACKEND
+        sys.modules["matplotlib"].rcParams["backend"] = backend
 
 
 def _reseed() -> None:
@@ -127,11 +149,14 @@ def _reseed() -> None:
 
 
 def _stock_launcher() -> str:
-    """What sys.argv[0] is in a stock kernel."""
     spec = importlib.util.find_spec("ipykernel_launcher")
     return spec.origin if spec is not None and spec.origin else "ipykernel_launcher"
 
 
+_STOCK_LAUNCHER = _stock_launcher()
+"""What sys.argv[0] is in a stock kernel: notebooks that parse arguments expect it."""
+
+
 if __name__ == "__main__":
-    sys.argv[0] = _stock_launcher()
+    sys.argv[0] = _STOCK_LAUNCHER
     GuestKernelApp.launch_instance()

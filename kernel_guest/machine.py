@@ -42,6 +42,7 @@ from typing import Any, NoReturn
 
 from kernel_guest import launcher, processes
 from kernel_guest.kernels import (
+    LOG_NAME,
     MAX_MESSAGE_BYTES,
     Kind,
     Launch,
@@ -187,8 +188,8 @@ class Machine:
         self._spawned += 1
         launch = plan(self._spawned, request, self._folder, self._facts)
         machine = os.getpid()
+        launch.write_connection_file()
         if launch.kind is not Kind.FORK:
-            launch.write_connection_file()
             self._started(call_id, launch, _execute(launch, machine))
             return None
         pid = _try_fork()
@@ -220,7 +221,7 @@ class Machine:
                 del self._outgoing[: self._host.send(self._outgoing)]
 
     def _bound_log(self) -> None:
-        path = self._folder / launcher.LOG_NAME
+        path = self._folder / LOG_NAME
         with suppress(FileNotFoundError):
             if path.stat().st_size > LOG_BYTES:
                 os.truncate(path, 0)  # writers append, so they go on at the new end

@@ -16,7 +16,7 @@ from pathlib import Path
 
 del sys.path[0]  # this folder is not on a kernel's path
 
-from kernel_guest import template
+from kernel_guest import template  # noqa: E402
 
 
 def stand_in_agent(
