@@ -46,12 +46,19 @@ class Clock(Protocol):
         """Return after `delay_s`; a delay of 0 or less yields to the loop once."""
         ...
 
+    def jump_wall(self, delta_s: float) -> None:
+        """Set the wall clock on or back without any time passing."""
+        ...
+
 
 class SystemClock:
     """Real time; timers live on the running asyncio loop."""
 
+    def __init__(self) -> None:
+        self._wall_offset_s = 0.0
+
     def now_s(self) -> float:
-        return time.time()
+        return time.time() + self._wall_offset_s
 
     def monotonic_s(self) -> float:
         return time.monotonic()
@@ -61,6 +68,10 @@ class SystemClock:
 
     async def sleep_s(self, delay_s: float) -> None:
         await asyncio.sleep(max(0.0, delay_s))
+
+    def jump_wall(self, delta_s: float) -> None:
+        """Set the service's wall clock on or back (a fault on demand); no time passes."""
+        self._wall_offset_s += delta_s
 
 
 class _ManualTimer:
