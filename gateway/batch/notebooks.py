@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import IO
 
 import nbformat
 from nbformat.validator import normalize
+from nbformat.warnings import DuplicateCellId, MissingIDFieldWarning
 
 from gateway.errors import UsageError
 
@@ -113,7 +115,7 @@ def _upgrade(path: Path, text: str) -> nbformat.NotebookNode:
         # The steps of nbformat.reads, without its log line for a notebook that needs repair.
         found = nbformat.reader.reads(text)  # type: ignore[no-untyped-call]
         converted = nbformat.convert(found, 4)  # type: ignore[no-untyped-call]
-        notebook: nbformat.NotebookNode = normalize(converted)[1]
+        notebook = _with_cell_ids(converted)
         nbformat.validate(notebook)
     except nbformat.ValidationError as error:
         raise UsageError(f"{path} is not a valid notebook: {_first_line(error)}.") from error
@@ -122,6 +124,15 @@ def _upgrade(path: Path, text: str) -> nbformat.NotebookNode:
         # ends in KeyError, AttributeError or TypeError. All of them mean the same to the user.
         raise UsageError(f"{path} cannot be read as a notebook: {_first_line(error)}.") from error
     return notebook
+
+
+def _with_cell_ids(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    with warnings.catch_warnings():
+        # It warns that it does what it is called for.
+        warnings.simplefilter("ignore", MissingIDFieldWarning)
+        warnings.simplefilter("ignore", DuplicateCellId)
+        repaired: nbformat.NotebookNode = normalize(notebook)[1]
+        return repaired
 
 
 def _first_line(error: Exception) -> str:
@@ -153,7 +164,7 @@ def _dumps(notebook: nbformat.NotebookNode, *, ensure_ascii: bool) -> str:
     return str(nbformat.v4.writes(notebook, ensure_ascii=ensure_ascii))  # type: ignore[no-untyped-call]
 
 
-def write_atomically(path: Path, fill: Callable[[IO[bytes]], None]) -> None:
+def write_atomically(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
     """Create the folders, let `fill` write a private sibling, rename it to `path`."""
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
     try:

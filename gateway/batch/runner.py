@@ -106,6 +106,7 @@ class NotebookRun:
         if not work.done():
             work.cancel()
             await asyncio.wait({work}, timeout=CANCEL_TIMEOUT_S)
+            work.add_done_callback(_forget)
             return interrupted(await self._where())
         return await self._failure_of(work)
 
@@ -293,7 +294,7 @@ class NotebookRun:
             notebook=self._plan.name,
             phase=self._stopwatch.current or "starting",
             elapsed_s=self._stopwatch.elapsed_s(),
-            cell=self._cell,
+            cell=self._cell if self._stopwatch.current == "execute" else None,
             cells=len(self._numbers),
             machine=self._result.machine.get("microvm_id"),
         )
@@ -307,6 +308,12 @@ class NotebookRun:
     def _warn(self, text: str) -> None:
         self._result.warnings.append(text)
         self._progress.note(f"{self._plan.name}: {text}")
+
+
+def _forget(work: asyncio.Task[None]) -> None:
+    """An interrupted run's own error says nothing: nbclient turns cancelling into a dead kernel."""
+    if not work.cancelled() and work.exception() is not None:
+        library_log.debug("ended by the interrupt: %r", work.exception())
 
 
 def _executes(cell: NotebookNode) -> bool:

@@ -25,13 +25,17 @@ USAGE = 2
 TROUBLE = 3
 INTERRUPTED = 130
 
+# Of Jupyter's own options those that mean something to every command here.
+_FLAGS = {"debug": base_flags["debug"]}
+_ALIASES = {name: base_aliases[name] for name in ("config", "log-level")}
+
 
 class MicroVMCommand(JupyterApp):
     """Base of the commands: one configuration file for all of them, no migration of old ones."""
 
     version = VERSION
-    flags = base_flags
-    aliases = base_aliases
+    flags = _FLAGS
+    aliases = _ALIASES
 
     # A broken configuration is an error of ours, not a warning with a traceback.
     raise_config_file_errors = True

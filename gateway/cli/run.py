@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import logging
 import sys
 from typing import Any
@@ -21,8 +22,8 @@ from gateway.batch.result import RunResult, overall_exit_code
 from gateway.batch.runner import RunOptions
 from gateway.cli.app import MicroVMCommand
 from gateway.clock import SystemClock
+from gateway.config import load_gateway
 from gateway.errors import UsageError
-from gateway.profiles import DEFAULT_PROFILE_NAME
 
 # More at once than this meets the service's rates (LM 11: 5 launches a second) for nothing.
 MAX_JOBS = 64
@@ -81,7 +82,7 @@ class RunApp(MicroVMCommand):
         config=True
     )
     profile = Unicode(
-        DEFAULT_PROFILE_NAME, help="The profile (jupyter_microvm_config.py) to run with."
+        "", help="The profile (jupyter_microvm_config.py) to run with; default: the default one."
     ).tag(config=True)
     allow_errors = Bool(False, help="Go on after a cell that raises.").tag(config=True)
     json_output = Bool(False, help="Print one JSON document instead of text.").tag(config=True)
@@ -110,8 +111,9 @@ class RunApp(MicroVMCommand):
         return plans
 
     def _options(self) -> RunOptions:
+        profile = load_gateway(self.config).profile(self.profile or None, getpass.getuser())
         return RunOptions(
-            profile=self.profile,
+            profile=profile.name,
             parameters=parse_parameters(self.parameters),
             inputs=plan_inputs(self.inputs),
             collect=tuple(self.collect),
@@ -122,7 +124,7 @@ class RunApp(MicroVMCommand):
     async def _run(self, plans: list[PlannedRun], options: RunOptions) -> list[RunResult]:
         quiet = self.quiet or (self.json_output and not sys.stderr.isatty())
         progress = choose_progress(sys.stderr, quiet=quiet, notebooks=len(plans))
-        host = MicroVMHost(self.profile, self.config)
+        host = MicroVMHost(options.profile, self.config)
         try:
             return await run_all(plans, options, host, progress, SystemClock(), jobs=self.jobs)
         finally:
