@@ -134,17 +134,30 @@ class CgroupConfinement:
         await _all_gone(keys)
 
 
+@dataclass(frozen=True, slots=True)
+class Household:
+    """What the tree way must know of the engine to tell an orphan from everybody else.
+
+    `parents` are the keeper and the templates: orphans come to one of them.  `inits` are
+    the machines' inits.  `turn` is held while an init is forked and entered.
+    """
+
+    keeper_pid: int
+    parents: Callable[[], set[int]]
+    inits: Callable[[], Container[int]]
+    turn: asyncio.Lock
+
+
 class TreeConfinement:
     """By walking the process table until stable.
 
-    Orphans of a machine whose init has ended are children of the keeper.  They cannot
-    be in the keeper's process group, because init made a session of its own; templates
-    are.  `inits` names the inits whose template has ended: those are no orphans.
+    When a machine's init has ended, what it leaves behind is somebody else's child: of
+    its template or of the keeper, which are subreapers.  It cannot be in the keeper's
+    process group, because init made a session of its own; templates are.
     """
 
-    def __init__(self, keeper_pid: int, inits: Callable[[], Container[int]]) -> None:
-        self._keeper_pid = keeper_pid
-        self._inits = inits
+    def __init__(self, household: Household) -> None:
+        self._household = household
         self.capabilities = TREE if process_tree.HAS_PROC else GROUPS
 
     def group_for(self, name: str) -> None:
@@ -163,25 +176,26 @@ class TreeConfinement:
 
     async def kill(self, captive: Captive) -> None:
         alive = captive.key is not None and process_tree.still_there([captive.key])
-        roots = ({captive.pid} if alive else set()) | self._orphans()
+        roots = ({captive.pid} if alive else set()) | await self._orphans()
         while roots:
             walk = process_tree.StopWalk(roots)
             await _walk(walk, KILL_WITHIN_S)
             for process in walk.family:
                 process_tree.send_signal(process, signal.SIGKILL)
             await _all_gone([process.key for process in walk.family])
-            roots = self._orphans()
+            roots = await self._orphans()
 
-    def _orphans(self) -> set[int]:
-        inits = self._inits()
-        return {
-            process.pid
-            for process in process_tree.read_table().values()
-            if process.ppid == self._keeper_pid
-            and process.pgid != self._keeper_pid
-            and process.state != "Z"
-            and process.pid not in inits
-        }
+    async def _orphans(self) -> set[int]:
+        async with self._household.turn:
+            inits, parents = self._household.inits(), self._household.parents()
+            return {
+                process.pid
+                for process in process_tree.read_table().values()
+                if process.ppid in parents
+                and process.pgid != self._household.keeper_pid
+                and process.state != "Z"
+                and process.pid not in inits
+            }
 
 
 def _group_of(captive: Captive) -> Path:

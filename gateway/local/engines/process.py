@@ -28,6 +28,7 @@ from gateway.local.engines.confinement import (
     Captive,
     CgroupConfinement,
     Confinement,
+    Household,
     TreeConfinement,
 )
 from gateway.local.engines.folders import make_private, remove_tree
@@ -35,6 +36,7 @@ from gateway.local.engines.keeper_client import KeeperClient
 from gateway.local.engines.packets import Packet
 from gateway.local.engines.process_tree import SurvivorsError
 from gateway.local.engines.templates import DEFAULT_MODULE, Template, TemplateShelf
+from gateway.local.engines.trial import try_out
 from gateway.local.interfaces import (
     AGENT_PORT,
     HOOK_PORT,
@@ -73,6 +75,7 @@ class ProcessMachine:
     folder: Path
     captive: Captive
     confinement: Confinement = field(repr=False)
+    template: Template | None = field(default=None, repr=False)
 
     @property
     def pid(self) -> int:
@@ -107,6 +110,7 @@ class ProcessEngine:
             module=template_module, most=max_templates, on_exited=self._exited
         )
         self._keeper_turn = asyncio.Lock()
+        self._fork_turn = asyncio.Lock()
         self._keeper: KeeperClient | None = None
         self._machines: dict[int, ProcessMachine] = {}
         self._early_exits: dict[int, int] = {}
@@ -136,12 +140,19 @@ class ProcessEngine:
     def _confine(self, keeper: KeeperClient) -> Confinement:
         if keeper.group is not None:
             return CgroupConfinement(keeper.group)
-        return TreeConfinement(keeper.pid, lambda: self._machines)
+        return TreeConfinement(
+            Household(
+                keeper_pid=keeper.pid,
+                parents=lambda: self._shelf.pids() | {keeper.pid},
+                inits=lambda: self._machines,
+                turn=self._fork_turn,
+            )
+        )
 
     def _keeper_lost(self) -> None:
         """Somebody killed the keeper: nothing that it held can be trusted to be cleaned."""
         self._keeper = None
-        self._shelf.drop_all()
+        self._shelf.end_all()
         for machine in list(self._machines.values()):
             self._exited(machine.pid, signal.SIGKILL)
 
@@ -165,6 +176,8 @@ class ProcessEngine:
 
     async def prepare_image(self, image: ImageSpec, *, call_hooks: bool = True) -> None:
         await self._template(image)
+        if call_hooks:
+            await try_out(self, image)
 
     async def release_image(self, image: ImageSpec) -> None:
         self._shelf.drop(image)
@@ -188,9 +201,12 @@ class ProcessEngine:
         running = ProcessMachine(
             machine.microvm_id, machine.folder, Captive(), self._confine(keeper)
         )
+        running.template = template
+        self._shelf.enter(template)
         await keeper.keep_folder(machine.folder, kept=True)
         try:
-            await self._fork(machine, template, running)
+            async with self._fork_turn:
+                await self._fork(machine, template, running)
         except (OSError, EngineError) as error:
             await self.kill(running)
             raise EngineError(f"a machine cannot be started: {error}") from error
@@ -232,6 +248,9 @@ class ProcessEngine:
         assert isinstance(machine, ProcessMachine)
         self._machines.pop(machine.pid, None)
         await self._hold("ended", machine, machine.confinement.kill)
+        if machine.template is not None:
+            self._shelf.leave(machine.template)
+            machine.template = None
         await self._remove(machine.folder)
 
     async def _hold(
@@ -258,7 +277,7 @@ class ProcessEngine:
         """Kill every machine, end every template and the keeper.  Idempotent."""
         for machine in list(self._machines.values()):
             await self.kill(machine)
-        self._shelf.drop_all()
+        self._shelf.end_all()
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             await keeper.close()

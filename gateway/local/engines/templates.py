@@ -31,13 +31,19 @@ FROZEN_OFF = "-Xfrozen_modules=off"
 DEFAULT_MODULE = "kernel_guest"
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Template:
-    """A template that has answered."""
+    """A template that has answered.
+
+    It cannot end before its machines: they die with it.  So a template that is no
+    longer wanted is `retired`, and ends when the last of its `machines` has gone.
+    """
 
     image: ImageSpec
     pid: int
     channel: PacketChannel
+    machines: int = 0
+    retired: bool = False
 
     @property
     def is_alive(self) -> bool:
@@ -47,19 +53,19 @@ class Template:
         """Fork a machine's init; returns its pid.  Raises EngineError."""
         answer = await self.channel.request(packet, fds, within_s=FORK_WITHIN_S)
         if "pid" not in answer:
-            raise EngineError(f"the template cannot fork: {answer.get('error', answer)}")
+            raise EngineError(f"the template refused to fork: {answer.get('error')}")
         return int(answer["pid"])
 
     def end(self) -> None:
-        """Let the template end by end-of-file; its machines go on.  Idempotent."""
+        """End by end-of-file, with everything that it forked.  Idempotent."""
         self.channel.close()
 
 
 class TemplateShelf:
-    """The live templates, at most `most` of them; who was not used for longest goes first.
+    """The templates: at most `most` idle ones; who was not used for longest goes first.
 
-    A template that ended is started again on its next use.  `on_exited(pid, wait
-    status)` is called when a machine's init ends while its template lives.
+    A template that died is started again on its next use.  `on_exited(pid, wait status)`
+    is called when a child of a template has ended: an init, or what an init left behind.
     """
 
     def __init__(self, *, module: str, most: int, on_exited: Callable[[int, int], None]) -> None:
@@ -67,11 +73,17 @@ class TemplateShelf:
         self._most = most
         self._on_exited = on_exited
         self._templates: dict[tuple[str, str], Template] = {}
+        self._retired: set[Template] = set()
         self._turns: dict[tuple[str, str], asyncio.Lock] = {}
 
     def has(self, image: ImageSpec) -> bool:
         template = self._templates.get(image.key)
         return template is not None and template.is_alive
+
+    def pids(self) -> set[int]:
+        """Of every template that lives."""
+        shelved = [*self._templates.values(), *self._retired]
+        return {template.pid for template in shelved if template.is_alive}
 
     async def take(self, image: ImageSpec, keeper: KeeperClient) -> Template:
         """The image's live template, made if there is none.  Raises ImageBuildError.
@@ -83,18 +95,43 @@ class TemplateShelf:
             if template is None or not template.is_alive:
                 template = await self._start(image, keeper)
             self._templates[image.key] = template  # at the end: the dict is the order of use
-        while len(self._templates) > self._most:
-            self._templates.pop(next(iter(self._templates))).end()
+        self._bound()
         return template
 
+    def _bound(self) -> None:
+        idle = [key for key, template in self._templates.items() if not template.machines]
+        for key in idle[: max(0, len(self._templates) - self._most)]:
+            self._templates.pop(key).end()
+
+    def enter(self, template: Template) -> None:
+        """Count a machine of this template."""
+        template.machines += 1
+
+    def leave(self, template: Template) -> None:
+        """A machine of this template has gone."""
+        template.machines -= 1
+        if template.retired and not template.machines:
+            self._retired.discard(template)
+            template.end()
+        self._bound()
+
     def drop(self, image: ImageSpec) -> None:
+        """Forget the image's template; it ends now or with its last machine."""
         template = self._templates.pop(image.key, None)
-        if template is not None:
+        if template is None:
+            return
+        if template.machines:
+            template.retired = True
+            self._retired.add(template)
+        else:
             template.end()
 
-    def drop_all(self) -> None:
-        while self._templates:
-            self._templates.popitem()[1].end()
+    def end_all(self) -> None:
+        """End every template, with the machines that are left."""
+        for template in [*self._templates.values(), *self._retired]:
+            template.end()
+        self._templates.clear()
+        self._retired.clear()
 
     async def _start(self, image: ImageSpec, keeper: KeeperClient) -> Template:
         python = image.prefix / "bin" / "python"
