@@ -115,8 +115,13 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The guest's yes: the stream, what it has received of it and where its own frames begin."""
+    """The guest's yes: the stream, what it has received of it and where its own frames begin.
 
+    `nonce` is that of the challenge, so that a WELCOME cannot be taken for that of another
+    socket.
+    """
+
+    nonce: str
     stream: int
     received: Pair
     first_kept: Pair
@@ -168,7 +173,7 @@ def encode_challenge(challenge: Challenge) -> bytes:
     )
 
 
-def encode_hello_body(hello: Hello, limits: LinkLimits) -> bytes:
+def encode_hello_body(hello: Hello) -> bytes:
     """Body of a HELLO, which is what gets signed."""
     return strict.dumps(
         {
@@ -180,7 +185,7 @@ def encode_hello_body(hello: Hello, limits: LinkLimits) -> bytes:
             "fresh": hello.stream is None,
             "stream": hello.stream or 0,
             "received": hello.received,
-            "limits": _limits_json(limits),
+            "limits": _limits_json(hello.limits),
         }
     )
 
@@ -190,15 +195,16 @@ def encode_hello(body: bytes, signature: bytes) -> bytes:
     return bytes((FrameType.HELLO,)) + _LENGTH16.pack(len(body)) + body + signature
 
 
-def encode_welcome(stream: int, received: Pair, first_kept: Pair, limits: LinkLimits) -> bytes:
+def encode_welcome(welcome: Welcome) -> bytes:
     """WELCOME frame."""
     return _frame(
         FrameType.WELCOME,
         {
-            "stream": stream,
-            "received": received,
-            "first_kept": first_kept,
-            "limits": _limits_json(limits),
+            "nonce": welcome.nonce,
+            "stream": welcome.stream,
+            "received": welcome.received,
+            "first_kept": welcome.first_kept,
+            "limits": _limits_json(welcome.limits),
         },
     )
 
@@ -217,7 +223,7 @@ def _frame(frame_type: FrameType, body: dict[str, Any]) -> bytes:
     return bytes((frame_type,)) + strict.dumps(body)
 
 
-def _limits_json(limits: LinkLimits) -> dict[str, Any]:
+def _limits_json(limits: PeerLimits) -> dict[str, Any]:
     return {
         "chunk_bytes": limits.chunk_bytes,
         "message_bytes": limits.message_bytes,
@@ -271,6 +277,7 @@ def decode_welcome(data: bytes) -> Welcome:
     """Parse a WELCOME frame."""
     found = _members(data[1:])
     return Welcome(
+        nonce=found.text("nonce", MAX_NAME_CHARS),
         stream=found.integer("stream", 1, 2**32 - 1),
         received=_pair(found, "received"),
         first_kept=_pair(found, "first_kept"),

@@ -96,6 +96,7 @@ class Greeting:
     """A handshake in progress on one socket of the guest; `frame` is its CHALLENGE."""
 
     frame: bytes
+    nonce: str
 
 
 class LinkCore:
@@ -331,7 +332,7 @@ class LinkCore:
             secrets.token_hex(greeting.NONCE_BYTES),
             self.identity.boot_id,
         )
-        return Greeting(greeting.encode_challenge(challenge))
+        return Greeting(greeting.encode_challenge(challenge), challenge.nonce)
 
     def answer(self, begun: Greeting, data: bytes) -> tuple[bytes, Established | Refused]:
         """Judge the first frame that came on the socket of `begun`; the frame to send back.
@@ -350,7 +351,7 @@ class LinkCore:
         code = greeting.judge(said, self.identity, proven) or self._unresumable(said)
         if code is not None:
             return greeting.encode_refuse(code), Refused(code, greeting.REFUSAL_TEXTS[code])
-        return self._accept(said)
+        return self._accept(begun, said)
 
     def _on_hello(self, data: bytes) -> Established | Refused:
         if self._phase is not Phase.GREETING:
@@ -368,7 +369,7 @@ class LinkCore:
         known = said.stream == self._stream.number and self._stream.can_resume(said.received)
         return None if known else RefusalCode.STALE_STREAM
 
-    def _accept(self, said: Hello) -> tuple[bytes, Established]:
+    def _accept(self, begun: Greeting, said: Hello) -> tuple[bytes, Established]:
         self.disconnected()
         self.identity = replace(self.identity, epoch=said.epoch)
         compressed = any(name in self._features for name in said.features)
@@ -377,11 +378,14 @@ class LinkCore:
         else:
             self._stream.resume(said.received, said.limits, compressed)
         event = self._established(said.stream is not None, self.identity.boot_id)
-        stream = self._stream
-        welcome = greeting.encode_welcome(
-            stream.number, stream.frames_received, stream.first_kept, self.limits
+        welcome = Welcome(
+            nonce=begun.nonce,
+            stream=self._stream.number,
+            received=self._stream.frames_received,
+            first_kept=self._stream.first_kept,
+            limits=greeting.declared(self.limits),
         )
-        return welcome, event
+        return greeting.encode_welcome(welcome), event
 
     # gateway
 
@@ -407,7 +411,7 @@ class LinkCore:
             code = RefusalCode.NO_COMMON_VERSION
             return self._refused(code, greeting.REFUSAL_TEXTS[code])
         assert self._prove is not None, "checked in the constructor"
-        body = greeting.encode_hello_body(self._make_hello(version, challenge), self.limits)
+        body = greeting.encode_hello_body(self._make_hello(version, challenge))
         signature = self._prove(greeting.transcript(data, body))
         self._challenge = challenge
         self._handshake_out.append(greeting.encode_hello(body, signature))
@@ -445,6 +449,8 @@ class LinkCore:
     def _on_welcome(self, welcome: Welcome) -> Established:
         assert self._challenge is not None, "checked by the caller"
         challenge, stream = self._challenge, self._stream
+        if welcome.nonce != challenge.nonce:
+            raise LinkProtocolError(Fault.BAD_HANDSHAKE, "WELCOME to another challenge")
         compressed = bool(self._common_features(challenge))
         if not self._knows(challenge):
             return self._adopt(welcome, challenge.boot_id, compressed)

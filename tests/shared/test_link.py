@@ -537,7 +537,7 @@ def test_a_peer_that_grants_the_moon_does_not_make_us_keep_it() -> None:
     pair.gateway = make_gateway(SMALL)
     pair.on_received = lambda role, message: None
     pair.open()
-    for number in range(50):
+    for number in range(40):
         pair.gateway.send(numbered(number, 700, Channel.SHELL))
     pair.pump()
     assert pair.gateway.unacked_bytes <= SMALL.ordered_window_bytes
