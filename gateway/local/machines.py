@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -19,12 +21,12 @@ from typing import Any
 
 from gateway.local.behaviours import implements
 from gateway.local.clock import Clock, Timer
+from gateway.local.faults import FaultBoard
 from gateway.local.hooks import HookOutcome, HookResult, call_hook
 from gateway.local.interfaces import (
     Engine,
     EngineError,
     FaultPoint,
-    Faults,
     ImageBuildError,
     MachineSpec,
     NotAdmittedError,
@@ -53,7 +55,7 @@ log = logging.getLogger(__name__)
 ENGINE_LIMIT_S = 30.0
 KILL_ATTEMPTS = 3
 
-ProxyMaker = Callable[[ProxiedMachine, ProxyLimits, Clock, Faults], Proxy]
+ProxyMaker = Callable[[ProxiedMachine, ProxyLimits, Clock, FaultBoard], Proxy]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Surroundings:
     clock: Clock
     settings: ServiceSettings
     smith: TokenSmith
-    faults: Faults
+    faults: FaultBoard
     make_proxy: ProxyMaker
 
 
@@ -149,6 +151,12 @@ class Machine:
     def main_exited(self) -> None:
         """The engine says that the machine's init ended by itself."""
         self._apply(Stimulus.MAIN_EXITED)
+
+    def crash(self) -> None:
+        """Kill the machine's init, as if it had crashed (a fault); the engine notices."""
+        if self._running is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._running.pid, signal.SIGKILL)
 
     @implements("state-eventually-consistent")
     def shown(self) -> MachineRecord:

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.errors import LocalServiceTrouble
@@ -35,13 +35,17 @@ from gateway.local.api.signature import KeyPair, SignatureChecker
 from gateway.local.behaviours import implements
 from gateway.local.client import ServiceInfo, StateFolder, state_folder, write_info
 from gateway.local.clock import Clock, SystemClock
+from gateway.local.effects import answer_faults
 from gateway.local.engines.folders import remove_tree
+from gateway.local.engines.process import ProcessEngine
+from gateway.local.faults import FaultBoard
 from gateway.local.fleet import Fleet
 from gateway.local.images.artifact import S3Access
 from gateway.local.images.builder import Builder
 from gateway.local.images.catalog import Catalog
-from gateway.local.interfaces import Engine, Faults, ProxiedMachine, Proxy, ProxyLimits
+from gateway.local.interfaces import Engine
 from gateway.local.machines import ProxyMaker, Surroundings
+from gateway.local.proxy import MachineProxy
 from gateway.local.settings import (
     ACCOUNT,
     OTHER_RATE_PER_S,
@@ -71,25 +75,14 @@ class Parts:
 
     make_engine: Callable[[Path], Engine]
     make_proxy: ProxyMaker
-    faults: Faults
-    clock: Clock = field(default_factory=SystemClock)
+    faults: FaultBoard
+    clock: Clock
 
 
 def default_parts() -> Parts:
     """The real parts."""
-    from gateway.local.engines.process import ProcessEngine
-    from gateway.local.faults import FaultBoard
-    from gateway.local.proxy import MachineProxy
-
     clock = SystemClock()
-    board = FaultBoard(clock)
-
-    def make_proxy(
-        machine: ProxiedMachine, limits: ProxyLimits, clock: Clock, faults: Faults
-    ) -> Proxy:
-        return MachineProxy(machine, limits, clock, board)
-
-    return Parts(ProcessEngine, make_proxy, board, clock)
+    return Parts(ProcessEngine, MachineProxy, FaultBoard(clock), clock)
 
 
 class Service:
@@ -154,7 +147,14 @@ class Service:
         model = load_model()
         limiter = RateLimiter(RATES_PER_S, OTHER_RATE_PER_S) if self._settings.throttle else None
         checker = SignatureChecker(keys, region=REGION, service=model.signing_name)
-        return ApiServer(context, model, checker, limiter, on_request=self._note_request)
+        return ApiServer(
+            context,
+            model,
+            checker,
+            limiter,
+            on_request=self._note_request,
+            internal={"/_local/faults": answer_faults},
+        )
 
     def _info(self, listener: socket.socket, keys: KeyPair) -> ServiceInfo:
         return ServiceInfo(

@@ -16,7 +16,7 @@ import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from cryptography.exceptions import InvalidTag
@@ -49,12 +49,22 @@ class Grant:
         return any(first <= port <= last for first, last in self.port_ranges)
 
 
-@dataclass(frozen=True, slots=True)
 class TokenSmith:
     """Makes and reads the tokens of one service process."""
 
-    key: bytes = field(default_factory=lambda: os.urandom(32), repr=False)
-    key_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    def __init__(self) -> None:
+        self._cipher = AESGCM(os.urandom(32))
+        self._minted = 0
+        self._expired_at: dict[str | None, int] = {}
+        header = {"kid": str(uuid.uuid4()), "alg": "dir", "enc": "A256GCM"}
+        self._header = _encode(json.dumps(header, separators=(",", ":")).encode())
+
+    def __repr__(self) -> str:
+        return f"<TokenSmith minted={self._minted}>"
+
+    def expire_all(self, microvm_id: str | None) -> None:
+        """Let every token minted so far be expired, of one machine or of all (a fault)."""
+        self._expired_at[microvm_id] = self._minted
 
     @implements("token-jwe-shape")
     def mint(
@@ -65,34 +75,38 @@ class TokenSmith:
         kind: TokenKind,
     ) -> str:
         """A new token.  `expires_s` is an epoch instant of the service's clock."""
-        claims = {"vm": microvm_id, "ports": list(ports), "exp": expires_s, "kind": kind.value}
-        plaintext = json.dumps(claims, separators=(",", ":")).encode()
-        header = _encode(
-            json.dumps(
-                {"kid": self.key_id, "alg": "dir", "enc": "A256GCM"}, separators=(",", ":")
-            ).encode()
-        )
+        self._minted += 1
+        claims = {
+            "n": self._minted,
+            "vm": microvm_id,
+            "ports": list(ports),
+            "exp": expires_s,
+            "kind": kind.value,
+        }
+        plaintext = json.dumps(claims, separators=(",", ":")).encode().ljust(_PLAINTEXT_BYTES)
         nonce = os.urandom(_NONCE_BYTES)
-        sealed = AESGCM(self.key).encrypt(
-            nonce, plaintext.ljust(_PLAINTEXT_BYTES), header.encode("ascii")
-        )
+        sealed = self._cipher.encrypt(nonce, plaintext, self._header.encode("ascii"))
         body, tag = sealed[:-_TAG_BYTES], sealed[-_TAG_BYTES:]
-        return ".".join([header, "", _encode(nonce), _encode(body), _encode(tag)])
+        return ".".join([self._header, "", _encode(nonce), _encode(body), _encode(tag)])
 
     @implements("token-refusals", "token-expiry-at-request-start")
     def read(self, token: str | None, microvm_id: str, now_s: float) -> Grant:
         """Verify a token for a machine at this instant.  Raises TokenRefusedError."""
         claims = self._open(token)
-        if claims.get("vm") != microvm_id or now_s >= claims["exp"]:
+        if claims["vm"] != microvm_id or self._expired(claims, now_s):
             raise TokenRefusedError(TokenVerdict.FAILED)
         if claims["kind"] == TokenKind.SHELL.value:
             raise TokenRefusedError(TokenVerdict.SHELL_ONLY)
         return Grant(tuple((first, last) for first, last in claims["ports"]))
 
+    def _expired(self, claims: Mapping[str, Any], now_s: float) -> bool:
+        ordered = max(self._expired_at.get(name, 0) for name in (None, claims["vm"]))
+        return bool(now_s >= claims["exp"] or claims["n"] <= ordered)
+
     def _open(self, token: str | None) -> Mapping[str, Any]:
         header, nonce, sealed = _parse(token)
         try:
-            plaintext = AESGCM(self.key).decrypt(nonce, sealed, header)
+            plaintext = self._cipher.decrypt(nonce, sealed, header)
         except (InvalidTag, ValueError):
             raise TokenRefusedError(TokenVerdict.FAILED) from None
         claims: Mapping[str, Any] = json.loads(plaintext)

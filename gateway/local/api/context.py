@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from gateway.local.api.paging import Pager
 from gateway.local.clock import Clock
+from gateway.local.faults import FaultBoard
 from gateway.local.fleet import Fleet
 from gateway.local.images.catalog import Catalog
-from gateway.local.interfaces import Faults
 from gateway.local.state import State
 from gateway.local.tokens import TokenSmith
 
@@ -22,7 +22,7 @@ class Context:
     fleet: Fleet
     catalog: Catalog
     smith: TokenSmith
-    faults: Faults
+    faults: FaultBoard
     pager: Pager
     region: str
     account: str

@@ -34,7 +34,7 @@ def parse_input(match: Match, query: str, body: bytes) -> Members:
     shape = match.operation.input_shape
     if shape is None:
         return {}
-    document = _read_document(body)
+    document = read_document(body)
     pairs = _read_query(query)
     found: Members = {}
     for name, member in shape.members.items():
@@ -60,7 +60,8 @@ def _take(
     return convert(member, document.get(wire_name))
 
 
-def _read_document(body: bytes) -> Mapping[str, Any]:
+def read_document(body: bytes) -> Mapping[str, Any]:
+    """A body as a JSON object; no body is an empty one.  Raises UnreadableRequestError."""
     if not body:
         return {}
     try:

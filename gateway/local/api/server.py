@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import http
+import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ from gateway.local.api.errors import (
 )
 from gateway.local.api.model import ApiModel, Operation
 from gateway.local.api.operations import HANDLERS
-from gateway.local.api.parsing import parse_input
+from gateway.local.api.parsing import parse_input, read_document
 from gateway.local.api.rates import RateLimiter
 from gateway.local.api.signature import (
     SignatureChecker,
@@ -52,6 +53,10 @@ _HTML_502 = (
 )
 
 
+#: An endpoint of the local service's own, beside the API: a JSON document in, one out.
+Internal = Callable[[Context, Mapping[str, Any]], Awaitable[dict[str, Any]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What goes back, whatever happened."""
@@ -72,6 +77,7 @@ class ApiServer:
         limiter: RateLimiter | None,
         *,
         on_request: Callable[[], None],
+        internal: Mapping[str, Internal],
         real_now_s: Callable[[], float] = time.time,
     ) -> None:
         """Signatures are checked against real time: clients sign with theirs."""
@@ -80,6 +86,7 @@ class ApiServer:
         self._checker = checker
         self._limiter = limiter
         self._on_request = on_request
+        self._internal = internal
         self._real_now_s = real_now_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._hosts: frozenset[str] = frozenset()
@@ -141,6 +148,9 @@ class ApiServer:
 
     async def _dispatch(self, request: HTTPServerRequest) -> Answer:
         self._check_caller(request)
+        if (internal := self._internal.get(request.path)) is not None:
+            values = await internal(self._context, read_document(request.body))
+            return Answer(200, {"Content-Type": _JSON}, json.dumps(values).encode())
         self._strike_faults()
         match = self._model.match(request.method or "", request.path)
         if match is None:

@@ -99,17 +99,54 @@ class Catalog:
     def create(self, name: str, request: dict[str, Any], tags: dict[str, str]) -> VersionRecord:
         """Begin version 1.0 of a new image.  Raises ApiError."""
         arn = image_arn(name)
-        if self._state.image(arn) is not None:
+        if not self._replaceable(arn):
             raise errors.validation(
                 f"A MicroVM image with the name '{name}' already exists in this account"
             )
-        if len(self._state.images()) >= self._settings.image_quota:
+        if self._full():
             raise errors.ApiError(
                 "ServiceQuotaExceededException",
                 "The maximum number of MicroVM images has been reached for this account.",
             )
         image = ImageRecord(arn, name, "CREATING", self._clock.now_s(), tags=tags)
         return self._begin_version(image, request)
+
+    @implements("failed-environment-image-replaced")
+    def _replaceable(self, arn: str) -> bool:
+        """Whether the name is free, or held by an environment that could not be used.
+
+        A real image's name stays reserved after a failure (LM 13.3).  Images of an
+        environment are ours alone, and their names follow from the environment: one
+        that failed once (the disk was full) would otherwise fail for ever.
+        """
+        image = self._state.image(arn)
+        if image is None:
+            return True
+        failed = image.state == "CREATE_FAILED" and self._is_environment(arn)
+        if failed:
+            self._state.delete_image(arn)
+        return failed
+
+    @implements("environment-images-evicted")
+    def _full(self) -> bool:
+        """Whether the quota forbids another image.
+
+        Every `pip install` makes a new environment image, so the oldest unused one
+        gives way before anybody is refused.
+        """
+        images = self._state.images()
+        if len(images) < self._settings.image_quota:
+            return False
+        for image in images:
+            idle = image.state not in _BUSY_IMAGE and not self._uses_image(image.arn, None)
+            if idle and self._is_environment(image.arn):
+                self.delete(image.arn)
+                return False
+        return True
+
+    def _is_environment(self, arn: str) -> bool:
+        uris = [record.request["codeArtifact"]["uri"] for record in self._state.versions(arn)]
+        return all(uri.startswith("file:") and not uri.endswith(".zip") for uri in uris)
 
     @implements("image-update-new-version", "image-busy-409")
     def update(self, arn: str, request: dict[str, Any]) -> VersionRecord:
