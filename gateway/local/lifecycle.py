@@ -203,6 +203,7 @@ class MachineLifecycle:
             self._enter(phase, stimulus, now_s, reason)
         return action
 
+    @implements("maximum-duration-counts-sleep")
     def deadline(self) -> Deadline | None:
         """When the shell must call `handle` again if nothing else happens before."""
         if self.phase in (Phase.TERMINATING, Phase.TERMINATED):
@@ -222,6 +223,7 @@ class MachineLifecycle:
             return Stimulus.WINDOW_OVER
         return stimulus
 
+    @implements("end-reasons", "end-reasons-unrecorded")
     def _enter(self, phase: Phase, stimulus: Stimulus, now_s: float, reason: str | None) -> None:
         if phase is Phase.RUNNING:
             self._inbound_s = now_s

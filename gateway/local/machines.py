@@ -178,6 +178,7 @@ class Machine:
     def read_token(self, token: str | None) -> TokenGrant:
         return self._around.smith.read(token, self.microvm_id, self._around.clock.now_s())
 
+    @implements("idle-by-inbound")
     def note_inbound(self, size_bytes: int) -> None:
         self._lifecycle.note_inbound(self._around.clock.monotonic_s())
 
@@ -316,7 +317,7 @@ class Machine:
         self._starting = asyncio.create_task(engine.start(self._spec))
         self._running = await asyncio.shield(self._starting)
 
-    @implements("run-hook-body")
+    @implements("run-hook-body", "run-hook-payload-null")
     async def _run_hook(self) -> str | None:
         """Call /run; returns why the machine must end, or None."""
         body = {"microvmId": self.microvm_id, "runHookPayload": self._payload}
