@@ -11,8 +11,10 @@ it knows:
 ``input()`` is not work, however long it is in flight: a person may have gone home.
 
 *After the end*: output that comes when nothing is in flight (a thread, a task)
-is work too, and so is CPU that the guest sees used by the kernel or its
-children. The first is noticed here, the second asked for once, before parking.
+is work too, and so is CPU that the kernel or its children use. The first is
+noticed here. For the second the guest is asked twice before parking, at the
+begin and the end of the last ``sample_s`` of quiet: a share of a processor
+above ``CPU_SHARE`` between the two answers is work.
 
 Work keeps the machine awake: one cheap HTTP request per interval, because that
 is the only traffic that certainly counts (LM 5.2). No work for ``park_after_s``
@@ -23,10 +25,9 @@ rest, and with ``suspend_after_s`` we put the machine to sleep ourselves.
 ``max_unattended_awake_s``. Then a notice, and after ``NOTICE_GRACE_S`` a
 suspend. Nothing is lost by that, the machine sleeps and the next request wakes it.
 
-Orders that can occur: output that arrives between the question to the guest
-and its answer makes the answer stale, so the answer counts only if nothing
-came since. A clock that jumps only makes a decision early or late by the jump,
-each decision is harmless at any time.
+Orders that can occur: output that arrives between the two questions makes the
+first one stale, so both count only if nothing came since. A clock that jumps
+makes a decision early or late by the jump; each is harmless at any time.
 
 ``decide`` never acts. It is called after each event and when ``again_in_s`` is
 over, and gives one action at a time.
@@ -39,13 +40,17 @@ from enum import Enum, auto
 
 from gateway.profiles import Profile
 
-__all__ = ["Action", "Activity", "Decision", "Rules"]
+__all__ = ["Action", "Activity", "Decision", "GuestReport", "Rules"]
 
 # HTTP polls every 20 s kept a machine awake under a 60 s idle limit (LM 5.2);
 # a third of the limit leaves two misses.
 KEEP_AWAKE_EVERY_S = 20.0
 KEEP_AWAKE_FRACTION = 1 / 3
 NOTICE_GRACE_S = 60.0
+SAMPLE_S = 5.0
+# An idle ipykernel uses about 0.3 % of a processor (2026-11-30); a thread that
+# does something once a second, or a child that waits for data, is above this.
+CPU_SHARE = 0.02
 
 
 class Action(Enum):
@@ -53,7 +58,7 @@ class Action(Enum):
 
     NOTHING = auto()
     KEEP_AWAKE = auto()  # one HTTP request, then kept_awake()
-    ASK_GUEST = auto()  # the activity call, then guest_says()
+    ASK_GUEST = auto()  # the activity call, then guest_says() or guest_silent()
     PARK = auto()  # close the link
     SUSPEND = auto()  # SuspendMicrovm
     NOTICE = auto()  # say that unattended time is nearly over, then noticed()
@@ -83,6 +88,19 @@ class Rules:
     def keep_awake_every_s(self) -> float:
         return min(KEEP_AWAKE_EVERY_S, self.idle_window_s * KEEP_AWAKE_FRACTION)
 
+    @property
+    def sample_s(self) -> float:
+        return min(SAMPLE_S, self.park_after_s / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class GuestReport:
+    """What the guest says: unfinished cells it knows of, processor seconds used so far."""
+
+    executing: int
+    waiting_input: bool
+    cpu_s: float
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -102,7 +120,7 @@ class Activity:
         self._last_client_s = now_s
         self._last_work_s = now_s
         self._last_kept_s = now_s
-        self._asked_s: float | None = None
+        self._sample: tuple[float, GuestReport] | None = None
         self._quiet_said_s: float | None = None
         self._noticed_s: float | None = None
 
@@ -134,13 +152,21 @@ class Activity:
     def kept_awake(self, now_s: float) -> None:
         self._last_kept_s = now_s
 
-    def guest_says(self, working: bool, now_s: float) -> None:
-        """Answer to ASK_GUEST: does something in the machine use CPU?"""
-        asked_s, self._asked_s = self._asked_s, None
-        if working:
+    def guest_says(self, report: GuestReport, now_s: float) -> None:
+        """Answer to ASK_GUEST. The first of a quiet time is the base of the second."""
+        base, self._sample = self._sample, (now_s, report)
+        if report.executing and not report.waiting_input:
             self._last_work_s = now_s
-        elif asked_s is not None and self._last_work_s <= asked_s:
-            self._quiet_said_s = now_s
+        elif base is not None and base[0] >= self._last_work_s:
+            share = (report.cpu_s - base[1].cpu_s) / max(now_s - base[0], 0.1)
+            if share >= CPU_SHARE:
+                self._last_work_s = now_s
+            else:
+                self._quiet_said_s = now_s
+
+    def guest_silent(self, now_s: float) -> None:
+        """It did not answer: nothing is known against parking."""
+        self._quiet_said_s = now_s
 
     def noticed(self, now_s: float) -> None:
         self._noticed_s = now_s
@@ -148,7 +174,8 @@ class Activity:
     def woke(self, now_s: float) -> None:
         """The machine has just come up or back: every interval begins anew."""
         self._last_work_s = self._last_kept_s = now_s
-        self._asked_s = self._quiet_said_s = self._noticed_s = None
+        self._sample = None
+        self._quiet_said_s = self._noticed_s = None
 
     # -- decision --------------------------------------------------------------
 
@@ -163,17 +190,24 @@ class Activity:
             return overdue
         if self.working:
             return self._keep_awake(now_s)
-        idle_s = now_s - self._last_work_s
         if self._rules.keep_awake == "always":
             return self._keep_awake(now_s)
-        if idle_s < self._rules.park_after_s:
-            return self._keep_awake(now_s, until_s=self._rules.park_after_s - idle_s)
+        return self._decide_quiet(now_s)
+
+    def _decide_quiet(self, now_s: float) -> Decision:
+        rules = self._rules
+        idle_s = now_s - self._last_work_s
+        sampled = self._sample is not None and self._sample[0] >= self._last_work_s
+        first_s = rules.park_after_s - rules.sample_s
+        if idle_s < first_s:
+            return self._keep_awake(now_s, until_s=first_s - idle_s)
+        if not sampled:
+            return Decision(Action.ASK_GUEST, rules.sample_s)
+        if idle_s < rules.park_after_s:
+            return self._keep_awake(now_s, until_s=rules.park_after_s - idle_s)
         if self._quiet_said_s is not None and self._quiet_said_s >= self._last_work_s:
-            return Decision(self._sleep_action(idle_s), self._rules.park_after_s)
-        if self._asked_s is None:
-            self._asked_s = now_s
-            return Decision(Action.ASK_GUEST, self._rules.park_after_s)
-        return Decision(Action.NOTHING, self._rules.park_after_s)
+            return Decision(self._sleep_action(idle_s), rules.park_after_s)
+        return Decision(Action.ASK_GUEST, rules.sample_s)
 
     def decide_parked(self, now_s: float) -> Decision:
         """For a closed link over a machine that may still run."""

@@ -23,7 +23,6 @@ back-off there.
 
 from __future__ import annotations
 
-import os
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -66,6 +65,7 @@ __all__ = [
     "MachineInfo",
     "Shaper",
     "base_url",
+    "managed_base_image",
     "managed_connector",
     "map_error",
     "prewarm",
@@ -142,6 +142,11 @@ def base_url(endpoint: str) -> str:
 def managed_connector(region: str, name: str) -> str:
     """ARN of one of the service's own network connectors (LM 10.2)."""
     return f"arn:aws:lambda:{region}:aws:network-connector:aws-network-connector:{name}"
+
+
+def managed_base_image(region: str) -> str:
+    """ARN of the one managed image (LM 9.1)."""
+    return f"arn:aws:lambda:{region}:aws:microvm-image:al2023-1"
 
 
 class Shaper:
@@ -270,6 +275,22 @@ class Control:
     async def get_image(self, image_arn: str) -> ImageInfo:
         return _image(await self.call("get_microvm_image", imageIdentifier=image_arn))
 
+    async def build_failure(self, image_arn: str) -> str:
+        """Why the newest version did not build; the reason is only with its builds (LM 9.2)."""
+        versions = await self.call("list_microvm_image_versions", imageIdentifier=image_arn)
+        newest = max(
+            (item.get("imageVersion", "") for item in versions.get("items", [])),
+            key=_version_number,
+            default="",
+        )
+        if not newest:
+            return "no reason given"
+        builds = await self.call(
+            "list_microvm_image_builds", imageIdentifier=image_arn, imageVersion=newest
+        )
+        reasons = [item.get("stateReason") for item in builds.get("items", [])]
+        return next((reason for reason in reasons if reason), "no reason given")
+
     # -- plumbing ----------------------------------------------------------------
 
     async def call(self, operation: str, **parameters: Any) -> dict[str, Any]:
@@ -340,6 +361,10 @@ def _image(answer: Mapping[str, Any]) -> ImageInfo:
     )
 
 
+def _version_number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
 # -- the client ------------------------------------------------------------------
 
 _clients: dict[ServiceAccess, BaseClient] = {}
@@ -396,11 +421,6 @@ def _prewarm(access: Callable[[], ServiceAccess | None]) -> None:
     known = access()
     if known is not None:
         _client_for(known)
-
-
-def ca_bundle() -> str | bool:
-    """The CA bundle that botocore uses, for our other TLS clients: a path, or True for default."""
-    return os.environ.get("AWS_CA_BUNDLE") or os.environ.get("REQUESTS_CA_BUNDLE") or True
 
 
 # -- errors ----------------------------------------------------------------------

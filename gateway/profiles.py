@@ -141,6 +141,13 @@ class Profile:
         """True when machines come from the local service that we start ourselves."""
         return self.image_arn is None
 
+    @property
+    def workspace(self) -> str:
+        """``workspace_source`` as it can be done: a machine of AWS cannot see our folder."""
+        if self.workspace_source == "folder" and not self.embedded and self.endpoint_url is None:
+            return "upload"
+        return self.workspace_source
+
     def fingerprint(self) -> str:
         """Names what a machine was made from: a changed profile is a changed machine."""
         facts = {name: value for name, value in asdict(self).items() if name in _MACHINE_FACTS}

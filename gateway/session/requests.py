@@ -16,7 +16,7 @@ entries, never add any.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gateway.messages import MalformedMessage, content_of, header_of, parent_of
@@ -147,6 +147,10 @@ class Requests:
             self._input_asked.discard(entry.msg_id)
             return True
         return False
+
+    def restore(self, entries: Iterable[Outstanding]) -> None:
+        """Entries that ``end_all`` gave and that are not to end after all."""
+        self._open.update((entry.msg_id, entry) for entry in entries)
 
     def end_all(self) -> list[Outstanding]:
         """The kernel is gone: all of them, oldest first; afterwards none is open."""

@@ -1,0 +1,165 @@
+"""The steps of a start: a machine from the service, a process in it, its first answer.
+
+The warm path has no pause and no call that could be left out: RunMicrovm, a
+token while the machine comes up, the upgrade that the proxy holds until it
+runs, the handshake, ``start``, kernel_info.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gateway import embedded
+from gateway.clock import Clock
+from gateway.control import LaunchRequest, base_url
+from gateway.errors import GuestFault, LaunchFailed, TimedOut
+from gateway.link import Link
+from gateway.link_codec import LinkKey
+from gateway.messages import MalformedMessage, content_of
+from gateway.profiles import Profile
+from gateway.session.machine import Machine
+from gateway.session.smalltalk import MAX_REMEMBERED_BYTES
+from gateway.session.traffic import Sink, Traffic
+from kernel_guest.shared.link import LinkIdentity
+from kernel_guest.shared.payload import (
+    JournalBounds,
+    RunPayload,
+    Store,
+    Workspace,
+    encode_key,
+    encode_payload,
+)
+
+if TYPE_CHECKING:
+    from gateway.session.runner import KernelSession
+
+__all__ = ["StartRequest", "ask_kernel_info", "obtain_machine", "start_process"]
+
+# A cold kernel of another language; the template's takes 50 ms.
+START_TIMEOUT_S = 60.0
+KERNEL_INFO_TIMEOUT_S = 60.0
+# One gateway process holds a kernel for its life; leases come with the ledger.
+EPOCH = 1
+RESTART_GRACE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """What a front door says about the kernel process to start."""
+
+    key: bytes = field(repr=False)
+    signature_scheme: str = "hmac-sha256"
+    env: dict[str, str] = field(default_factory=dict, repr=False)
+    extra_arguments: tuple[str, ...] = ()
+    cwd: str = ""  # relative to the workspace
+    kernel_name: str | None = None  # None: what the profile says
+    session: str = ""
+    username: str = ""
+
+
+async def obtain_machine(session: KernelSession, key: LinkKey, generation: int) -> Machine:
+    """RunMicrovm with this session's identity; the machine may still be starting."""
+    profile, clock, control = session.profile, session.clock, session.control
+    payload = RunPayload(
+        kernel_session=session.kernel_id,
+        generation=generation,
+        epoch=EPOCH,
+        public_key=encode_key(key.public_bytes),
+        time_s=clock.now_s(),
+        workspace=_workspace(profile, session.workspace_folder),
+        journal=JournalBounds(profile.journal.memory_bytes, profile.journal.disk_bytes),
+        store=Store(profile.store_uri, session.kernel_id if profile.store_uri else ""),
+    )
+    request = _launch_request(profile, encode_payload(payload))
+    if profile.embedded:
+        info = await embedded.launch(control, request, clock)
+    else:
+        info = await control.run_microvm(request)
+    if info.url is None:
+        raise LaunchFailed(info.microvm_id, "the service gave no endpoint")
+    identity = LinkIdentity(session.kernel_id, generation, EPOCH)
+    link = Link(session.home, clock, key, identity, session, url=base_url(info.url))
+    return Machine(session.home, control, clock, info, link, session.emit, profile.token_minutes)
+
+
+def _workspace(profile: Profile, folder: str | None) -> Workspace:
+    if profile.workspace == "none" or folder is None:
+        return Workspace("empty")
+    if profile.workspace == "upload":
+        return Workspace("upload")
+    return Workspace("folder", folder)
+
+
+def _launch_request(profile: Profile, payload: str) -> LaunchRequest:
+    return LaunchRequest(
+        image_arn=profile.image_arn or embedded.environment_arn(),
+        payload=payload,
+        idle=profile.idle,
+        maximum_duration_s=profile.maximum_duration_s,
+        image_version=profile.image_version,
+        execution_role_arn=profile.execution_role_arn,
+        ingress_connectors=profile.ingress_connectors,
+        egress_connectors=profile.egress_connectors,
+    )
+
+
+async def start_process(
+    machine: Machine, op: str, request: StartRequest, kernel_name: str | None
+) -> int | None:
+    """The ``start`` or ``restart`` call; the process id as the guest has it."""
+    args: dict[str, Any] = {
+        "kernel_name": kernel_name,
+        "key": request.key.decode("utf-8"),
+        "signature_scheme": request.signature_scheme,
+        "env": request.env,
+        "extra_arguments": list(request.extra_arguments),
+        "cwd": request.cwd,
+        "session": request.session,
+        "username": request.username,
+    }
+    if op == "restart":
+        args["grace_s"] = RESTART_GRACE_S
+    answer = await machine.link.call(op, args, timeout_s=START_TIMEOUT_S)
+    pid = answer.result.get("pid")
+    return pid if isinstance(pid, int) else None
+
+
+async def ask_kernel_info(
+    traffic: Traffic, sink: Sink, clock: Clock, kernel_gone: asyncio.Future[None]
+) -> dict[str, Any]:
+    """Our own kernel_info_request; the content of the reply.
+
+    ``kernel_gone`` fails when the process ends first. Raises KernelGone, TimedOut, GuestFault.
+    """
+    reply: asyncio.Future[tuple[bytes, ...]] = asyncio.get_running_loop().create_future()
+
+    def on_reply(parts: tuple[bytes, ...]) -> None:
+        if not reply.done():
+            reply.set_result(parts)
+
+    traffic.own_request("kernel_info_request", sink, on_reply)
+    try:
+        await clock.wait_for(_first(reply, kernel_gone), KERNEL_INFO_TIMEOUT_S)
+    except TimeoutError as error:
+        raise TimedOut("the kernel's first answer", KERNEL_INFO_TIMEOUT_S) from error
+    return _kernel_info(reply.result())
+
+
+async def _first(reply: asyncio.Future[Any], gone: asyncio.Future[None]) -> None:
+    await asyncio.wait({reply, gone}, return_when=asyncio.FIRST_COMPLETED)
+    if not reply.done():
+        gone.result()
+
+
+def _kernel_info(parts: tuple[bytes, ...]) -> dict[str, Any]:
+    if len(parts[4]) > MAX_REMEMBERED_BYTES:
+        raise GuestFault(f"a kernel_info_reply of {len(parts[4])} bytes")
+    try:
+        content = content_of(parts)
+    except MalformedMessage as error:
+        raise GuestFault(error.sentence) from error
+    if content.get("status", "ok") != "ok":
+        raise GuestFault("the kernel answers kernel_info with an error")
+    return {**content, "status": "ok"}
