@@ -52,8 +52,10 @@ from gateway.bridge import bridge
 from gateway.clock import SystemClock
 from gateway.config import load_gateway
 from gateway.door_sockets import CurveKeys
+from gateway.embedded import control_for, prewarm_default
 from gateway.environment import select_environment
 from gateway.errors import GatewayError, UsageError
+from gateway.events import EventSink
 from gateway.lifecycle import Phase
 from gateway.messages import Signer
 from gateway.profiles import Profile
@@ -140,7 +142,7 @@ class MicroVMProvisioner(KernelProvisionerBase):
 
     def resolve_path(self, path: str) -> str | None:
         """A path as the kernel sees it, when kernel and client share the folder; else ``None``."""
-        if self._chosen is None or self._chosen.workspace_source != "folder":
+        if self._chosen is None or self._chosen.workspace != "folder":
             return None
         full = Path(self._folder, Path(path).expanduser()).resolve()
         return full.as_posix() if full.exists() else None
@@ -173,6 +175,7 @@ class MicroVMProvisioner(KernelProvisionerBase):
         """
         manager = self._manager()
         self._chosen = self._choose_profile()
+        prewarm_default(self._chosen)
         self._curve = _curve_keys(manager, kwargs.pop("transport_encryption", None))
         self._extra_arguments = tuple(kwargs.pop("extra_arguments", ()))
         command = manager.format_kernel_cmd(extra_arguments=list(self._extra_arguments))
@@ -211,9 +214,6 @@ class MicroVMProvisioner(KernelProvisionerBase):
 
     async def _make_session(self) -> KernelSession:
         """On the bridge: a session whose messages go to the door, and the other way."""
-        from gateway.embedded import control_for
-        from gateway.events import EventSink
-
         assert self._door is not None
         assert self._chosen is not None
         session = KernelSession(
@@ -223,7 +223,7 @@ class MicroVMProvisioner(KernelProvisionerBase):
             SystemClock(),
             EventSink(),
             _owner(),
-            workspace_folder=self._folder if self._chosen.workspace_source != "none" else None,
+            workspace_folder=self._folder if self._chosen.workspace != "none" else None,
             on_message=self._door.deliver,
         )
         self._door.attach(session)
@@ -275,7 +275,7 @@ class MicroVMProvisioner(KernelProvisionerBase):
             "started" if first else "restarted",
             self.session.microvm_id,
             self._chosen.name,
-            self._chosen.workspace_source,
+            self._chosen.workspace,
             self._folder,
         )
 

@@ -56,7 +56,7 @@ from gateway.messages import (
     size_of,
     split_frames,
 )
-from kernel_guest.shared.errors import LinkFull
+from kernel_guest.shared.errors import LinkFull, MessageRefused
 from kernel_guest.shared.messages import Channel
 
 __all__ = ["CHANNEL_NAMES", "DoorSession", "DoorSettings", "ZmqDoor"]
@@ -78,7 +78,11 @@ class DoorSession(Protocol):
     """What the door needs of a kernel session."""
 
     def send(self, channel: Channel, parts: Sequence[bytes]) -> None:
-        """Client to kernel; raises ``LinkFull`` when it cannot take more now."""
+        """Client to kernel.
+
+        Raises ``LinkFull`` when it cannot take more now, ``MalformedMessage`` and
+        ``MessageRefused`` for what it will never take.
+        """
 
     def consumed(self, size_bytes: int) -> None:
         """So many bytes given to ``ZmqDoor.deliver`` have left the door."""
@@ -305,12 +309,15 @@ class ZmqDoor:
         self._look_again()
         return False
 
-    @staticmethod
-    def _taken(session: DoorSession, name: str, parts: tuple[bytes, ...]) -> bool:
+    def _taken(self, session: DoorSession, name: str, parts: tuple[bytes, ...]) -> bool:
+        """False when it has to be offered again; what the link can never carry is dropped."""
         try:
             session.send(_CHANNELS[name], parts)
         except LinkFull:
             return False
+        except (MalformedMessage, MessageRefused) as problem:
+            self._counts["dropped"] += 1
+            self._log.warning("Dropped a %s request: %s", name, problem)
         return True
 
     def _on_heartbeat(self, frames: list[bytes]) -> None:
