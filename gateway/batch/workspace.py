@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.bridge import bridge
-from gateway.session.runner import KernelSession
+
+if TYPE_CHECKING:
+    from gateway.session.runner import KernelSession
 
 
 class Workspace(Protocol):

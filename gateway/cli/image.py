@@ -7,6 +7,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gateway.cli.app import USAGE, MicroVMCommand
 from gateway.clock import SystemClock
 from gateway.config import load_gateway
 from gateway.control import Control
+from gateway.embedded import access_of
 from gateway.errors import UsageError
 from gateway.image_build import build_image_zip, image_folder
 from gateway.image_publish import (
@@ -151,13 +153,8 @@ class BuildImage(MicroVMCommand):
         return ServiceAccess(region, profile.endpoint_url, aws_profile=profile.aws_profile)
 
     def _local_access(self) -> ServiceAccess:
-        from gateway.local.client import ensure_running
-
         profile = load_gateway(self.config).profile()
-        info = ensure_running(profile.local_state_dir, preset=profile.local_preset)
-        return ServiceAccess(
-            info.region, info.endpoint_url, info.access_key_id, info.secret_access_key
-        )
+        return access_of(replace(profile, image_arn=None))
 
     def _report(self, facts: dict[str, Any]) -> None:
         if self.json_output:

@@ -10,6 +10,7 @@ from typing import Any
 
 from traitlets import Bool, Float, Integer, List, Unicode
 
+import gateway.cli.lean  # noqa: F401  # before everything that imports nbformat
 from gateway.batch.host import MicroVMHost
 from gateway.batch.inputs import plan_inputs
 from gateway.batch.kernel import library_log
@@ -137,6 +138,6 @@ class RunApp(MicroVMCommand):
                 print(f"{result.notebook.name}: {result.failure.sentence}", file=sys.stderr)
 
     def _route_library_log(self) -> None:
-        if self.log.isEnabledFor(logging.DEBUG):
+        if self.log_level == logging.DEBUG:
             library_log.setLevel(logging.DEBUG)
             library_log.addHandler(logging.StreamHandler(sys.stderr))
