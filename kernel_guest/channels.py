@@ -114,6 +114,10 @@ class _Socket:
         if self._receive():
             self._continue()
 
+    def disable_monitor(self) -> None:
+        if not self._closed:
+            self._socket.disable_monitor()
+
     def close(self) -> None:
         if self._closed:
             return
@@ -223,10 +227,13 @@ class KernelChannels:
         """Drop the sockets and whatever is queued in them.  Idempotent."""
         if self._grace is not None:
             self._grace.cancel()
+        # Reports end before their reader does: libzmq's thread, shared by all kernels,
+        # would wait for ever to hand one over to nobody.
+        for socket in self._sockets.values():
+            socket.disable_monitor()
+            socket.close()
         for monitor in self._monitors:
             monitor.close()
-        for socket in self._sockets.values():
-            socket.close()
 
     def _make(self, channel: Channel, kind: int, url: str, identity: bytes) -> _Socket:
         socket = self._context.socket(kind)
