@@ -10,6 +10,7 @@ from typing import Any
 from gateway.local.api.context import Context
 from gateway.local.api.errors import validation
 from gateway.local.faults import FaultError, handle_faults
+from gateway.local.lifecycle import Phase
 
 #: How long an order to kill waits until the machine is TERMINATED.
 KILL_LIMIT_S = 10.0
@@ -31,7 +32,7 @@ class Effects:
         machine.crash()
         try:
             async with asyncio.timeout(KILL_LIMIT_S):
-                await machine.ended()
+                await machine.reached(Phase.TERMINATED)
         except TimeoutError:
             raise FaultError(f"The machine {microvm_id} did not end.") from None
 

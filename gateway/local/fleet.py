@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gateway.local.behaviours import implements
 from gateway.local.interfaces import ImageSpec, MachineSpec
+from gateway.local.lifecycle import Phase
 from gateway.local.machines import Machine, Surroundings
 from gateway.local.settings import PEAK_FACTOR
 from gateway.local.state import MachineRecord
@@ -63,6 +64,11 @@ class Fleet:
     def live(self) -> int:
         """Machines that are not TERMINATED."""
         return len(self._live)
+
+    @property
+    def closing(self) -> int:
+        """Endpoints of ended machines that are being closed at this moment."""
+        return len(self._tasks)
 
     @implements("quota-peak-strict-exceed")
     def over_quota(self) -> bool:
@@ -149,7 +155,7 @@ class Fleet:
             machine.terminate(SERVICE_ENDED)
         try:
             async with asyncio.timeout(CLOSE_LIMIT_S):
-                await asyncio.gather(*(machine.ended() for machine in machines))
+                await asyncio.gather(*(machine.reached(Phase.TERMINATED) for machine in machines))
         except TimeoutError:
             log.warning("%d machines did not end in time; they are killed", len(self._live))
         for machine in [*self._live.values(), *self._lingering.values()]:

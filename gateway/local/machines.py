@@ -168,10 +168,11 @@ class Machine:
                 seen = record
         return seen
 
-    async def ended(self) -> None:
-        """Return when nothing of the machine is left."""
-        while self.phase is not Phase.TERMINATED:
-            await self._change()
+    async def reached(self, *phases: Phase) -> Phase:
+        """Return when the machine is in one of these phases; the caller brings the deadline."""
+        while self.phase not in phases:
+            await self._changed.wait()
+        return self.phase
 
     # -- what the proxy calls (ProxiedMachine)
 
@@ -207,7 +208,7 @@ class Machine:
             if self.phase is Phase.SUSPENDED:
                 self._apply(Stimulus.RESUME_ASKED)
                 resumed = True
-            await self._change()
+            await self._changed.wait()
         assert self._running is not None
         return self._running
 
@@ -254,9 +255,6 @@ class Machine:
     def _note_record(self) -> None:
         self._shown.append((self._around.clock.monotonic_s(), self.record))
         self._around.state.put_machine(self.record)
-
-    async def _change(self) -> None:
-        await self._changed.wait()
 
     def _arm(self) -> None:
         if self._timer is not None:

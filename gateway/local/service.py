@@ -92,6 +92,7 @@ class Service:
         self._folder = folder
         self._settings = settings
         self._parts = parts
+        self.context: Context | None = None
         self._stop = asyncio.Event()
         self._last_request_s = parts.clock.monotonic_s()
 
@@ -129,18 +130,17 @@ class Service:
         builder = Builder(
             engine, parts.clock, self._folder.path / "images", S3Access.from_environment(REGION)
         )
-        self._fleet = Fleet(around, machines_dir=machines_dir, logs_dir=_logs_dir(self._folder))
-        self._catalog = Catalog(state, parts.clock, settings, builder, self._fleet.uses_image)
-        self._fleet.sweep_records()
-        self._catalog.recover()
-        stack.push_async_callback(self._catalog.close)
-        stack.push_async_callback(self._fleet.close)
-        context = Context(
-            state, parts.clock, self._fleet, self._catalog, smith, parts.faults, Pager(),
-            REGION, ACCOUNT,
-        )  # fmt: skip
+        fleet = Fleet(around, machines_dir=machines_dir, logs_dir=_logs_dir(self._folder))
+        catalog = Catalog(state, parts.clock, settings, builder, fleet.uses_image)
+        fleet.sweep_records()
+        catalog.recover()
+        stack.push_async_callback(catalog.close)
+        stack.push_async_callback(fleet.close)
+        self.context = Context(
+            state, parts.clock, fleet, catalog, smith, parts.faults, Pager(), REGION, ACCOUNT
+        )
         keys = _key_pair(state)
-        return self._server(context, keys), keys
+        return self._server(self.context, keys), keys
 
     @implements("rates")
     def _server(self, context: Context, keys: KeyPair) -> ApiServer:
@@ -184,7 +184,8 @@ class Service:
 
     def _watch_idle(self, idle_exit_s: float) -> None:
         clock = self._parts.clock
-        if self._fleet.live or self._catalog.busy:
+        assert self.context is not None
+        if self.context.fleet.live or self.context.catalog.busy:
             self._note_request()
         left_s = self._last_request_s + idle_exit_s - clock.monotonic_s()
         if left_s <= 0:

@@ -61,6 +61,11 @@ class Catalog:
         """Whether a build or a deletion goes on."""
         return bool(self._tasks)
 
+    async def settled(self) -> None:
+        """Return when no build and no deletion goes on; the caller brings the deadline."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     @implements("image-arn-forms")
     def image(self, identifier: str) -> ImageRecord:
         """The image of an image route.  Raises ApiError."""
