@@ -11,6 +11,7 @@ image ARN, role, connectors, no endpoint.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -148,11 +149,16 @@ class Profile:
             return "upload"
         return self.workspace_source
 
+    @property
     def fingerprint(self) -> str:
         """Names what a machine was made from: a changed profile is a changed machine."""
-        facts = {name: value for name, value in asdict(self).items() if name in _MACHINE_FACTS}
-        text = json.dumps(facts, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return _fingerprint(self)
+
+    @property
+    def role_fingerprint(self) -> str | None:
+        """Names the execution role without telling it; None without a role."""
+        role = self.execution_role_arn
+        return hashlib.sha256(role.encode()).hexdigest()[:16] if role else None
 
     def admits(self, user: str) -> bool:
         return "*" in self.users or user in self.users
@@ -177,6 +183,14 @@ _MACHINE_FACTS = frozenset(
         "store_uri",
     }
 )
+
+
+@functools.lru_cache(maxsize=64)
+def _fingerprint(profile: Profile) -> str:
+    facts = {name: value for name, value in asdict(profile).items() if name in _MACHINE_FACTS}
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
 
 _CHOICES = {
     "keep_awake": ("busy", "always", "never"),

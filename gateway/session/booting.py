@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gateway import embedded
 from gateway.clock import Clock
-from gateway.control import LaunchRequest, base_url
-from gateway.errors import GuestFault, LaunchFailed, TimedOut
-from gateway.link import Link
+from gateway.control import LaunchRequest
+from gateway.errors import GuestFault, LaunchFailed, TimedOut, UsageError
+from gateway.link import Link, LinkOwner
 from gateway.link_codec import LinkKey
 from gateway.messages import MalformedMessage, content_of
 from gateway.profiles import Profile
 from gateway.session.machine import Machine
+from gateway.session.record import Record
 from gateway.session.smalltalk import MAX_REMEMBERED_BYTES
 from gateway.session.traffic import Sink, Traffic
+from kernel_guest.shared.errors import PayloadError
 from kernel_guest.shared.link import LinkIdentity
 from kernel_guest.shared.payload import (
     JournalBounds,
@@ -31,9 +33,6 @@ from kernel_guest.shared.payload import (
     encode_key,
     encode_payload,
 )
-
-if TYPE_CHECKING:
-    from gateway.session.runner import KernelSession
 
 __all__ = ["StartRequest", "ask_kernel_info", "obtain_machine", "start_process"]
 
@@ -59,29 +58,37 @@ class StartRequest:
     username: str = ""
 
 
-async def obtain_machine(session: KernelSession, key: LinkKey, generation: int) -> Machine:
+async def obtain_machine(record: Record, key: LinkKey, owner: LinkOwner) -> Machine:
     """RunMicrovm with this session's identity; the machine may still be starting."""
-    profile, clock, control = session.profile, session.clock, session.control
-    payload = RunPayload(
-        kernel_session=session.kernel_id,
-        generation=generation,
-        epoch=EPOCH,
-        public_key=encode_key(key.public_bytes),
-        time_s=clock.now_s(),
-        workspace=_workspace(profile, session.workspace_folder),
-        journal=JournalBounds(profile.journal.memory_bytes, profile.journal.disk_bytes),
-        store=Store(profile.store_uri, session.kernel_id if profile.store_uri else ""),
-    )
-    request = _launch_request(profile, encode_payload(payload))
+    profile, clock, control = record.profile, record.clock, record.control
+    request = _launch_request(profile, _payload(record, key))
     if profile.embedded:
         info = await embedded.launch(control, request, clock)
     else:
         info = await control.run_microvm(request)
     if info.url is None:
         raise LaunchFailed(info.microvm_id, "the service gave no endpoint")
-    identity = LinkIdentity(session.kernel_id, generation, EPOCH)
-    link = Link(session.home, clock, key, identity, session, url=base_url(info.url))
-    return Machine(session.home, control, clock, info, link, session.emit, profile.token_minutes)
+    identity = LinkIdentity(record.kernel_id, record.generation, EPOCH)
+    link = Link(record.home, clock, key, identity, owner, url=info.url)
+    return Machine(record.home, control, clock, info, link, record.emit, profile.token_minutes)
+
+
+def _payload(record: Record, key: LinkKey) -> str:
+    profile = record.profile
+    payload = RunPayload(
+        kernel_session=record.kernel_id,
+        generation=record.generation,
+        epoch=EPOCH,
+        public_key=encode_key(key.public_bytes),
+        time_s=record.clock.now_s(),
+        workspace=_workspace(profile, record.workspace_folder),
+        journal=JournalBounds(profile.journal.memory_bytes, profile.journal.disk_bytes),
+        store=Store(profile.store_uri, record.kernel_id if profile.store_uri else ""),
+    )
+    try:
+        return encode_payload(payload)
+    except PayloadError as error:
+        raise UsageError(f"This start cannot be described to a machine: {error}") from error
 
 
 def _workspace(profile: Profile, folder: str | None) -> Workspace:

@@ -1,20 +1,17 @@
 """The kernel session: one kernel, whatever machine carries it.
 
 Joins the pure parts (``lifecycle``, ``activity``, ``traffic``) with the shells
-(``control``, ``link``). Every method is for the bridge's loop, unless it says
-thread-safe. A front door makes one object per kernel id and keeps it for the
-kernel's whole life.
+(``control``, ``link``). A front door makes one object per kernel id and keeps it
+for the kernel's whole life. Every method is for the bridge's loop, unless it
+says thread-safe.
 
-Who may change the phase: whoever holds ``_turn``. That is a public operation
-(start, restart, suspend), or the *driver*, a task that runs while something is
-to be repaired or woken and ends when nothing is. ``release`` alone does not
-wait its turn: it ends the driver first, because a driver may be waiting for an
-unreachable service.
+    runner.py    what front doors call; launch, restart, release; what the link says
+    booting.py   the steps of a start            record.py    facts and phase
+    upkeep.py    repair, wake, sleep             ends.py      how a kernel ends
+    traffic.py   messages (pure)                 machine.py   one machine
 
-What ends a kernel, and what follows: ``exit_status`` is set first, at once.
-The endings of unfinished requests follow ``POLLERS_FIRST_S`` later: nbclient
-polls once a second and must see a dead kernel before it sees an error reply,
-or it reports a failed cell instead of ``DeadKernelError``.
+``release`` does not wait its turn behind a driver, which may be waiting for an
+unreachable service: it ends the driver first.
 """
 
 from __future__ import annotations
@@ -23,67 +20,34 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from gateway.activity import Action, Activity, GuestReport, Rules
+from gateway.activity import Activity, Rules
 from gateway.bridge import bridge
 from gateway.clock import Clock
 from gateway.control import Control
-from gateway.errors import (
-    GatewayError,
-    GuestFault,
-    KernelGone,
-    LinkRefused,
-    MachineGone,
-    WrongPhase,
-)
+from gateway.errors import GatewayError, KernelGone, WrongPhase
 from gateway.events import EventSink
-from gateway.lifecycle import Cause, Phase, step
+from gateway.lifecycle import Cause, Phase
 from gateway.link_codec import LinkKey
 from gateway.messages import Composer, Signer
-from gateway.profiles import AGENT_PORT, Profile
+from gateway.profiles import Profile
 from gateway.session import booting, files
 from gateway.session.booting import StartRequest
+from gateway.session.ends import KILLED_STATUS, LOST_STATUS, Ends
 from gateway.session.machine import Machine
 from gateway.session.patience import Patience
+from gateway.session.record import ALIVE, SLEEPING, Record
 from gateway.session.smalltalk import Effect, SmallTalk
 from gateway.session.status import injection
-from gateway.session.traffic import Gate, Sink, Traffic
-from kernel_guest.shared.link import Established
+from gateway.session.traffic import Traffic
+from gateway.session.upkeep import Upkeep
 from kernel_guest.shared.messages import Channel, Kind, LinkMessage
 
 __all__ = ["KernelSession", "OnMessage", "StartRequest"]
 
 OnMessage = Callable[[Channel, tuple[bytes, ...]], None]
 
-# See the module's header. One poll a second, and half of one for a busy computer.
-POLLERS_FIRST_S = 1.5
-# Exit status of a kernel whose machine is gone; a process killed by SIGKILL has -9.
-LOST_STATUS = 1
-KILLED_STATUS = -9
 SIGNAL_TIMEOUT_S = 5.0
 SHUTDOWN_TIMEOUT_S = 15.0
-RESTART_TIMEOUT_S = 60.0
-SUSPEND_TIMEOUT_S = 60.0
-# The control plane, or the machine's endpoint, does not answer: again after
-# a second, doubling to half a minute.
-SILENCE_FIRST_S = 1.0
-SILENCE_MOST_S = 30.0
-# A guest that breaks the protocol again and again is not worth a kernel.
-MOST_FAULTS = 5
-
-_ALIVE = frozenset(
-    {
-        Phase.CONNECTING,
-        Phase.READY,
-        Phase.PARKED,
-        Phase.SUSPENDING,
-        Phase.ASLEEP,
-        Phase.WAKING,
-        Phase.SUSPECT,
-        Phase.UNREACHABLE,
-    }
-)
-_SLEEPING = frozenset({Phase.PARKED, Phase.ASLEEP})
-_DOUBTFUL = frozenset({Phase.SUSPECT, Phase.UNREACHABLE})
 
 
 class KernelSession:
@@ -112,56 +76,43 @@ class KernelSession:
         self_draining: bool = False,
     ) -> None:
         """Nothing happens yet. ``workspace_folder`` is the client's folder, absolute."""
-        self.kernel_id = kernel_id
-        self.profile = profile
-        self.owner = owner
-        self.events = events
-        self.workspace_folder = workspace_folder
         self.on_message = on_message
-        self.on_death = on_death
-        self.control = control
-        self.clock = clock
-        self.home = bridge()
         self._self_draining = self_draining or on_message is None
-        small_talk = SmallTalk(wake_for_completion=profile.wake_for_completion)
-        self._traffic = Traffic(self._deliver, clock.now_s, small_talk)
+        self._record = record = Record(
+            kernel_id, profile, control, clock, events, owner, bridge(), workspace_folder
+        )
+        self._traffic = Traffic(
+            self._deliver, clock.now_s, SmallTalk(wake_for_completion=profile.wake_for_completion)
+        )
         self._activity = Activity(Rules.of(profile), clock.monotonic_s())
-        self._turn = asyncio.Lock()
+        self._ends = Ends(record, self._traffic, self._activity, on_death)
+        self._upkeep = Upkeep(record, self._traffic, self._activity, self._ends)
         self._cut = asyncio.Event()
-        self._phase = Phase.NEW
-        self._phase_since_s = clock.monotonic_s()
-        self._reason = ""
-        self._generation = 0
-        self._machine: Machine | None = None
-        self._sink: Sink | None = None
-        self._key: LinkKey | None = None
         self._pid: int | None = None
-        self._exit: int | None = None
-        self._client_session = ""
         self._launching: asyncio.Task[Machine] | None = None
-        self._driver: asyncio.Task[None] | None = None
-        self._watcher: asyncio.Task[None] | None = None
         self._releasing: asyncio.Task[None] | None = None
-        self._ending: asyncio.Task[None] | None = None
         self._kernel_gone: asyncio.Future[None] | None = None
+        record.on_move = self._on_move
 
     def __repr__(self) -> str:
-        return f"<KernelSession {self.kernel_id} {self._phase.value} {self._machine!r}>"
+        record = self._record
+        return f"<KernelSession {record.kernel_id} {record.phase.value} {record.machine!r}>"
 
     # -- memory reads, thread-safe
 
     def exit_status(self) -> int | None:
         """None while the kernel is (logically) alive, also asleep or unreachable."""
-        return self._exit
+        return self._record.exit_status
 
     @property
     def phase(self) -> Phase:
-        return self._phase
+        """Where the session's machine is."""
+        return self._record.phase
 
     @property
     def reason(self) -> str:
         """Why the session is in this phase, for people; empty in ordinary phases."""
-        return self._reason
+        return self._record.reason
 
     @property
     def kernel_info(self) -> dict[str, Any] | None:
@@ -171,15 +122,22 @@ class KernelSession:
 
     @property
     def microvm_id(self) -> str | None:
-        return self._machine.microvm_id if self._machine else None
+        """The present machine's id."""
+        machine = self._record.machine
+        return machine.microvm_id if machine else None
+
+    @property
+    def events(self) -> EventSink:
+        """Where lifecycle events go."""
+        return self._record.events
 
     def statistics(self) -> dict[str, Any]:
         """Phase, generation, machine, link counters, outstanding requests; for status pages."""
-        machine = self._machine
+        machine = self._record.machine
         return {
-            "phase": self._phase.value,
-            "reason": self._reason,
-            "generation": self._generation,
+            "phase": self.phase.value,
+            "reason": self.reason,
+            "generation": self._record.generation,
             "microvm_id": self.microvm_id,
             "unfinished_requests": len(self._traffic.requests),
             "held_messages": self._traffic.held,
@@ -197,7 +155,7 @@ class KernelSession:
         the error tree; whatever was launched is then released already.
         """
         try:
-            async with self._turn:
+            async with self._upkeep.turn:
                 return await self._launch(request, Cause.LAUNCH)
         except BaseException as error:
             await asyncio.shield(self._release_after(error))
@@ -208,39 +166,41 @@ class KernelSession:
 
         If the machine is gone a new one is launched. Returns as ``start`` does.
         """
-        async with self._turn:
-            self._end_requests("the kernel was restarted", held_too=False)
-            self._exit = None
-            if self._phase is Phase.LOST:
+        async with self._upkeep.turn:
+            self._ends.end_requests("the kernel was restarted", held_too=False)
+            self._record.exit_status = None
+            if self.phase is Phase.LOST:
                 return await self._replace(request)
-            if self._phase is Phase.FAILED:
+            if self.phase is Phase.FAILED:
                 return await self._launch(request, Cause.LAUNCH)
-            await self._come_up()
-            assert self._machine is not None
-            info = await self._boot(self._machine, "restart", request)
-            self._open_gate()
+            machine = await self._upkeep.come_up()
+            info = await self._boot(machine, "restart", request)
+            self._upkeep.begin()
             return info
 
     async def shutdown_kernel(self, now: bool) -> None:
-        """End the kernel process; the machine stays. exit_status() is set afterwards."""
-        if self._exit is not None:
+        """End the kernel process; the machine stays. exit_status() is set afterwards.
+
+        A sleeping machine is not woken for it: its kernel is ended logically, and
+        really by the restart or release that follows.
+        """
+        record = self._record
+        if record.exit_status is not None:
             return
-        if self._machine is not None and self._phase not in _SLEEPING:
-            await self._quietly(self._machine.link, "shutdown", {"now": now}, SHUTDOWN_TIMEOUT_S)
-        if self._exit is None:
-            self._exit = KILLED_STATUS if now else 0
-        self._traffic.kernel_ended()
-        self._end_requests_later("the kernel was shut down")
+        if record.machine is not None and self.phase in ALIVE - SLEEPING:
+            await self._quietly(record.machine, "shutdown", {"now": now}, SHUTDOWN_TIMEOUT_S)
+        status = KILLED_STATUS if now else 0
+        self._ends.kernel_died(status, "the kernel was shut down", expected=True)
 
     async def release(self) -> None:
         """Terminate the machine and wait for the service's word, bounded. Idempotent.
 
         Safe in atexit. Raises TeardownPending or what the service answered.
         """
-        if self._phase is Phase.STOPPED:
+        if self.phase is Phase.STOPPED:
             return
         if self._releasing is None or self._releasing.done():
-            self._releasing = self.home.spawn(self._release(), f"release {self.kernel_id}")
+            self._releasing = self._record.home.spawn(self._release(), "release a machine")
         await asyncio.shield(self._releasing)
 
     # -- client to kernel
@@ -250,15 +210,16 @@ class KernelSession:
 
         Raises LinkFull above the bound (try again later) and MalformedMessage.
         """
-        now_s = self.clock.monotonic_s()
-        effect = self._traffic.from_client(channel, parts, self._gate(), self._sink)
+        record = self._record
+        effect = self._traffic.from_client(channel, parts, record.gate(), record.sink)
         if effect is Effect.KERNEL_ENDS:
-            self._exit = 0
+            self._ends.kernel_died(0, "the kernel was shut down", expected=True)
         if effect is not None:
             return
+        now_s = record.clock.monotonic_s()
         self._activity.client_sent(now_s)
-        self._note_requests(now_s)
-        self._drive()
+        self._ends.note_requests(now_s)
+        self._upkeep.drive()
 
     def consumed(self, size_bytes: int) -> None:
         """So many bytes given to ``on_message`` have left for their client, in order."""
@@ -269,130 +230,139 @@ class KernelSession:
         await self._tell_process("interrupt", {})
 
     async def signal(self, signum: int) -> None:
-        """Deliver a signal to the kernel process. Does not wake; does not raise when gone."""
+        """Deliver a signal to the kernel process. Does not wake an idle machine; never raises."""
         await self._tell_process("signal", {"signum": signum})
 
     async def _tell_process(self, op: str, args: dict[str, Any]) -> None:
-        machine = self._machine
-        if machine is None or self._exit is not None or self._phase not in _ALIVE:
+        record = self._record
+        if record.machine is None or record.exit_status is not None or self.phase not in ALIVE:
             return
-        if self._phase in _SLEEPING:
-            if not len(self._traffic.requests):
-                return
-            await self._awake()
-        await self._quietly(machine.link, op, args, SIGNAL_TIMEOUT_S)
+        if self.phase in SLEEPING and not len(self._traffic.requests):
+            return
+        try:
+            machine = await self._upkeep.awake() if self.phase in SLEEPING else record.machine
+        except GatewayError as error:
+            record.emit("notice", reason=f"{op}: {error.sentence}")
+        else:
+            await self._quietly(machine, op, args, SIGNAL_TIMEOUT_S)
 
     async def suspend(self) -> None:
         """Put the machine to sleep now (SuspendMicrovm). The next request wakes it.
 
         Raises WrongPhase, and what the service answers.
         """
-        async with self._turn:
-            if self._phase is Phase.ASLEEP:
+        async with self._upkeep.turn:
+            if self.phase is Phase.ASLEEP:
                 return
-            if self._phase not in (Phase.READY, Phase.PARKED):
-                raise WrongPhase("suspend", self._phase.value)
-            await self._suspend()
-        self._drive()
+            if self.phase not in (Phase.READY, Phase.PARKED):
+                raise WrongPhase("suspend", self.phase.value)
+            await self._upkeep.suspend()
+        self._upkeep.drive()
 
     # -- files
 
     async def put_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """Write a workspace file, in pieces of at most 1 MiB. Wakes."""
-        machine = await self._awake()
+        machine = await self._upkeep.awake()
         await files.put(machine.link, path, data, mode)
 
     async def get_file(self, path: str, max_bytes: int) -> bytes:
         """Read a workspace file; raises GuestFault beyond ``max_bytes``. Wakes."""
-        machine = await self._awake()
+        machine = await self._upkeep.awake()
         return await files.get(machine.link, path, max_bytes)
 
     async def list_files(self, globs: Sequence[str]) -> list[dict[str, Any]]:
         """Workspace files that match: ``{"path", "size", "mode"}``, at most 10 000. Wakes."""
-        machine = await self._awake()
+        machine = await self._upkeep.awake()
         return await files.listing(machine.link, globs)
 
     # -- launching
 
     async def _launch(self, request: StartRequest, cause: Cause) -> dict[str, Any]:
-        started_s = self.clock.monotonic_s()
-        self._exit = None
-        self._move(cause)
-        self.emit("launch_started")
-        machine = await self._obtain(request)
-        self._move(Cause.LAUNCH_ACCEPTED)
-        patience = Patience(self.clock.monotonic_s(), self.profile.launch_timeout_s)
+        """From nothing to READY, with ``turn`` held."""
+        record = self._record
+        started_s = record.clock.monotonic_s()
+        record.exit_status = None
+        record.client_session = request.session
+        record.move(cause)
+        record.emit("launch_started")
+        machine = await self._obtain()
+        record.move(Cause.LAUNCH_ACCEPTED)
+        patience = Patience(record.clock.monotonic_s(), record.profile.launch_timeout_s)
         await machine.open_link(patience)
-        self.emit("launch_running", launch_duration_ms=self._since_ms(started_s))
+        record.emit("launch_running", launch_duration_ms=record.since_ms(started_s))
         await self._fill_workspace(machine)
         info = await self._boot(machine, "start", request)
-        self._move(Cause.LINK_OPEN)
-        self._activity.woke(self.clock.monotonic_s())
-        self._open_gate()
-        self._watch()
+        record.move(Cause.LINK_OPEN)
+        self._upkeep.begin()
         return info
 
-    async def _obtain(self, request: StartRequest) -> Machine:
-        """A machine from the service. Runs on as a task of its own if we are cancelled."""
-        self._generation += 1
-        self._key = self._key or LinkKey()
-        self._client_session = request.session
-        self._launching = self.home.spawn(
-            booting.obtain_machine(self, self._key, self._generation), f"launch {self.kernel_id}"
-        )
-        self._machine = machine = await asyncio.shield(self._launching)
-        self._sink = Sink(machine.link.send, machine.link.consumed)
+    async def _obtain(self) -> Machine:
+        """A machine from the service; the task runs on if we are cancelled, for ``_release``."""
+        record = self._record
+        record.generation += 1
+        record.key = key = record.key or LinkKey()
+        work = booting.obtain_machine(record, key, self)
+        self._launching = record.home.spawn(work, "launch a machine")
+        machine = await asyncio.shield(self._launching)
         self._launching = None
+        record.adopt(machine)
         return machine
 
     async def _replace(self, request: StartRequest) -> dict[str, Any]:
         """The machine is gone, the service said so: the next generation."""
-        self.emit("replacement_requested", reason=self._reason)
-        self._stop_tasks()
+        self._record.emit("replacement_requested", reason=self.reason)
+        self._upkeep.stop()
         try:
             return await self._launch(request, Cause.REPLACE)
         except GatewayError as error:
-            if (self._phase, Cause.GIVE_UP) in _GIVE_UPS:
-                self._move(Cause.GIVE_UP, error.sentence)
+            if self.phase in (Phase.REPLACING, Phase.CONNECTING):
+                self._record.move(Cause.GIVE_UP, error.sentence)
             raise
 
     async def _fill_workspace(self, machine: Machine) -> None:
-        if self.profile.workspace == "upload" and self.workspace_folder is not None:
-            await files.upload(machine.link, self.home, self.workspace_folder, self.profile.upload)
+        record = self._record
+        if record.profile.workspace == "upload" and record.workspace_folder is not None:
+            await files.upload(
+                machine.link, record.home, record.workspace_folder, record.profile.upload
+            )
 
     async def _boot(self, machine: Machine, op: str, request: StartRequest) -> dict[str, Any]:
         """Start or restart the kernel process and wait for its kernel_info."""
-        signer = Signer(request.key, request.signature_scheme)
-        self._traffic.use_composer(Composer(signer))
+        self._traffic.use_composer(Composer(Signer(request.key, request.signature_scheme)))
         self._traffic.kernel_ended()
         self._pid = None
-        self._kernel_gone = asyncio.get_running_loop().create_future()
+        self._kernel_gone = gone = asyncio.get_running_loop().create_future()
         try:
-            return await self._attended(machine, self._boot_steps(machine, op, request))
+            return await self._attended(machine, self._boot_steps(machine, op, request, gone))
         finally:
-            self._kernel_gone.cancel()
             self._kernel_gone = None
+            if gone.done() and not gone.cancelled():
+                gone.exception()  # seen: somebody else's error may have ended the boot
+            gone.cancel()
 
-    async def _boot_steps(self, machine: Machine, op: str, request: StartRequest) -> dict[str, Any]:
-        kernel_name = request.kernel_name or self.profile.kernel_name
-        self._pid = await booting.start_process(machine, op, request, kernel_name)
-        self.emit("runtime_initialized")
-        started_s = self.clock.monotonic_s()
-        self.emit("runtime_healthcheck_started")
-        assert self._sink is not None
-        assert self._kernel_gone is not None
-        info = await booting.ask_kernel_info(
-            self._traffic, self._sink, self.clock, self._kernel_gone
-        )
+    async def _boot_steps(
+        self, machine: Machine, op: str, request: StartRequest, gone: asyncio.Future[None]
+    ) -> dict[str, Any]:
+        record = self._record
+        name = request.kernel_name or record.profile.kernel_name
+        self._pid = await booting.start_process(machine, op, request, name)
+        record.emit("runtime_initialized")
+        started_s = record.clock.monotonic_s()
+        record.emit("runtime_healthcheck_started")
+        assert record.sink is not None, "adopted with the machine"
+        info = await booting.ask_kernel_info(self._traffic, record.sink, record.clock, gone)
         self._traffic.small_talk.kernel_info = info
-        self.emit("runtime_healthcheck_passed", healthcheck_duration_ms=self._since_ms(started_s))
+        record.emit(
+            "runtime_healthcheck_passed", healthcheck_duration_ms=record.since_ms(started_s)
+        )
         return info
 
     async def _attended(
         self, machine: Machine, work: Coroutine[Any, Any, dict[str, Any]]
     ) -> dict[str, Any]:
         """Run what needs the link, and mend the link when it is cut meanwhile."""
-        task = self.home.spawn(work, f"boot {self.kernel_id}")
+        task = self._record.home.spawn(work, "boot a kernel")
         try:
             while True:
                 cut = asyncio.ensure_future(self._cut.wait())
@@ -402,7 +372,7 @@ class KernelSession:
                     return task.result()
                 self._cut.clear()
                 await machine.look()
-                await machine.open_link(Patience(self.clock.monotonic_s()))
+                await machine.open_link(Patience(self._record.clock.monotonic_s()))
         finally:
             task.cancel()
 
@@ -410,14 +380,15 @@ class KernelSession:
 
     def on_link_message(self, message: LinkMessage) -> None:
         """From the link's reader."""
-        assert self._sink is not None
+        sink = self._record.sink
+        assert sink is not None, "adopted before its link was opened"
         if message.kind is Kind.JUPYTER:
-            now_s = self.clock.monotonic_s()
+            now_s = self._record.clock.monotonic_s()
             self._activity.kernel_sent(now_s)
-            if self._traffic.from_kernel(message, self._sink):
-                self._note_requests(now_s)
+            if self._traffic.from_kernel(message, sink):
+                self._ends.note_requests(now_s)
             return
-        self._sink.consumed(message.size_bytes, message.lane)
+        sink.consumed(message.size_bytes, message.lane)
         facts = message.json()
         if message.kind is Kind.GAP:
             self._on_gap(facts)
@@ -427,37 +398,29 @@ class KernelSession:
     def on_link_cut(self, reason: str) -> None:
         """From the link's pumps: nobody asked for this."""
         self._cut.set()
-        if self._phase is Phase.READY:
-            self.emit("sandbox_suspect", reason=reason)
-            self._move(Cause.LINK_CUT, reason)
-            self._drive()
+        if self.phase is Phase.READY:
+            self._record.emit("sandbox_suspect", reason=reason)
+            self._record.move(Cause.LINK_CUT, reason)
+            self._upkeep.drive()
 
     def _on_gap(self, facts: dict[str, Any]) -> None:
         messages, size_bytes = facts.get("messages"), facts.get("bytes")
-        text = f"{messages} messages ({size_bytes} bytes) were dropped by the machine's journal"
-        self.emit("gap", reason=text)
-        stream = {"name": "stderr", "text": f"[{text}]\n"}
-        self._traffic.say(Channel.IOPUB, "stream", stream)
+        if not isinstance(messages, int) or not isinstance(size_bytes, int):
+            return
+        text = f"{messages} messages ({size_bytes} bytes) were dropped: the client was too slow"
+        self._record.emit("gap", reason=text)
+        self._traffic.say(Channel.IOPUB, "stream", {"name": "stderr", "text": f"[{text}]\n"})
 
     def _on_kernel_exited(self, facts: dict[str, Any]) -> None:
         if self._pid is not None and facts.get("pid") != self._pid:
             return
         status = _exit_status(facts)
-        self.emit("kernel_exited", reason=f"status {status}")
-        if self._kernel_gone is not None:
-            if not self._kernel_gone.done():
-                self._kernel_gone.set_exception(KernelGone(status))
-            return
-        self._kernel_died(status, "the kernel died", tell=facts.get("expected") is not True)
-
-    def _kernel_died(self, status: int, reason: str, *, tell: bool) -> None:
-        first = self._exit is None
-        if first:
-            self._exit = status
-        self._traffic.kernel_ended()
-        self._end_requests_later(reason)
-        if first and tell and self.on_death is not None:
-            self.on_death(status)
+        self._record.emit("kernel_exited", reason=f"status {status}")
+        if self._kernel_gone is None:
+            expected = facts.get("expected") is True
+            self._ends.kernel_died(status, "the kernel died", expected=expected)
+        elif not self._kernel_gone.done() and self._pid is not None:
+            self._kernel_gone.set_exception(KernelGone(status))
 
     def _deliver(self, channel: Channel, parts: tuple[bytes, ...]) -> None:
         if self.on_message is not None:
@@ -465,376 +428,78 @@ class KernelSession:
         if self._self_draining:
             self._traffic.consumed(sum(map(len, parts)))
 
-    # -- endings of requests
-
-    def _end_requests_later(self, reason: str) -> None:
-        if self._ending is None or self._ending.done():
-            self._ending = self.home.spawn(self._end_after_pollers(reason), "end requests")
-
-    async def _end_after_pollers(self, reason: str) -> None:
-        await self.clock.sleep_s(POLLERS_FIRST_S)
-        self._end_requests(reason, held_too=self._phase is Phase.LOST)
-
-    def _end_requests(self, reason: str, *, held_too: bool) -> None:
-        ending, self._ending = self._ending, None
-        if ending is not None and ending is not asyncio.current_task():
-            ending.cancel()
-        self._traffic.end(reason, held_too=held_too)
-        self._note_requests(self.clock.monotonic_s())
-
-    def _note_requests(self, now_s: float) -> None:
-        requests = self._traffic.requests
-        self._activity.in_flight(len(requests), now_s)
-        self._activity.waiting_input(requests.waiting_input, now_s)
-
-    # -- the driver: repair and wake
-
-    def _gate(self) -> Gate:
-        if self._phase is Phase.READY and self._exit is None:
-            return Gate.OPEN
-        if self._phase in _SLEEPING and self._exit is None:
-            return Gate.QUIET
-        return Gate.WAIT
-
-    def _open_gate(self) -> None:
-        """The link is up and the kernel runs: what waited goes out."""
-        if self._sink is not None and self._gate() is Gate.OPEN:
-            self._traffic.flush(self._sink)
-
-    def _drive(self) -> None:
-        """See that somebody is at work if there is work: cheap, called often."""
-        if self._driver is None or self._driver.done():
-            if self._must_drive():
-                self._driver = self.home.spawn(self._drive_on(), f"drive {self.kernel_id}")
-
-    def _must_drive(self) -> bool:
-        if self._releasing is not None:
-            return False
-        if self._phase in _SLEEPING:
-            return self._exit is None and self._traffic.wants_machine
-        return self._phase in _DOUBTFUL or (self._gate() is Gate.OPEN and self._traffic.held > 0)
-
-    async def _drive_on(self) -> None:
-        while self._must_drive():
-            async with self._turn:
-                if self._phase in _DOUBTFUL:
-                    await self._recover()
-                elif self._phase in _SLEEPING and self._traffic.wants_machine:
-                    await self._wake()
-                elif self._gate() is Gate.OPEN:
-                    await self._flush_slowly()
-
-    async def _flush_slowly(self) -> None:
-        """More was held than the link takes at once."""
-        assert self._sink is not None
-        while self._gate() is Gate.OPEN and not self._traffic.flush(self._sink):
-            await self.clock.sleep_s(0.01)
-
-    async def _wake(self) -> None:
-        """From PARKED or ASLEEP to READY, or to doubt, or to loss."""
-        machine = self._machine
-        assert machine is not None
-        started_s = self.clock.monotonic_s()
-        self._move(Cause.WAKE)
-        self.emit("resume_started")
-        try:
-            await machine.wake(Patience(started_s))
-            established = await machine.open_link(Patience(self.clock.monotonic_s()))
-        except MachineGone as error:
-            self._lose(error.reason)
-        except (LinkRefused, GuestFault) as error:
-            self._lose(error.sentence)
-        except GatewayError as error:
-            self.emit("control_unreachable", reason=error.sentence)
-            self._move(Cause.SERVICE_SILENT, error.sentence)
-        else:
-            self._connected(established)
-            self.emit("resume_running", duration_ms=self._since_ms(started_s))
-
-    async def _recover(self) -> None:
-        """From doubt to certainty: one question, one attempt, and a pause if neither helped."""
-        machine = self._machine
-        assert machine is not None
-        pause_s, faults = SILENCE_FIRST_S, 0
-        while self._phase in _DOUBTFUL:
-            try:
-                await self._recover_once(machine)
-            except MachineGone as error:
-                self._lose(error.reason)
-            except LinkRefused as error:
-                self._lose(error.sentence)
-            except GuestFault as error:
-                faults += 1
-                if faults >= MOST_FAULTS:
-                    self._lose(error.sentence)
-            except GatewayError as error:
-                self._say_unreachable(error)
-            if self._phase in _DOUBTFUL:
-                await self.clock.sleep_s(pause_s)
-                pause_s = min(SILENCE_MOST_S, 2 * pause_s)
-
-    def _say_unreachable(self, error: GatewayError) -> None:
-        if self._phase is Phase.SUSPECT:
-            self.emit("control_unreachable", reason=error.sentence)
-            self._move(Cause.SERVICE_SILENT, error.sentence)
-
-    async def _recover_once(self, machine: Machine) -> None:
-        info = await machine.look()
-        while info.state == "SUSPENDING":
-            await self.clock.sleep_s(0.1)
-            info = await machine.look()
-        if info.state == "SUSPENDED":
-            self._traffic.dormant = self.profile.keep_awake == "never"
-            self._move(Cause.SERVICE_SUSPENDED, "the service put the machine to sleep")
-            return
-        if self._phase is Phase.UNREACHABLE:
-            self._move(Cause.SERVICE_RUNNING)
-        self._connected(await machine.open_link(Patience(self.clock.monotonic_s())))
-
-    def _connected(self, established: Established) -> None:
-        """The link is open again: to the same guest, or to one that forgot everything."""
-        self._move(Cause.LINK_OPEN)
-        self._activity.woke(self.clock.monotonic_s())
-        if established.restarted:
-            self._kernel_died(LOST_STATUS, "the machine lost its kernel", tell=True)
-        self._open_gate()
-
-    def _lose(self, reason: str) -> None:
-        """The service says that the machine is no more."""
-        machine = self._machine
-        assert machine is not None
-        self._move(Cause.SERVICE_TERMINAL, reason)
-        self.emit("sandbox_lost", reason=reason)
-        machine.link.abandon(reason)
-        self._kernel_died(LOST_STATUS, f"its machine is gone: {reason}", tell=True)
-
-    async def _come_up(self) -> None:
-        """READY from wherever, with ``_turn`` held. Raises WrongPhase or MachineGone."""
-        if self._phase in _DOUBTFUL:
-            await self._recover()
-        if self._phase in _SLEEPING:
-            await self._wake()
-        if self._phase is Phase.LOST:
-            raise MachineGone(self.microvm_id or "", self._reason)
-        if self._phase is not Phase.READY:
-            raise WrongPhase("reach the kernel", self._phase.value)
-
-    async def _awake(self) -> Machine:
-        """A machine that can be called."""
-        if self._phase is not Phase.READY:
-            async with self._turn:
-                await self._come_up()
-        assert self._machine is not None
-        return self._machine
-
-    # -- sleep
-
-    def _watch(self) -> None:
-        if self._watcher is None or self._watcher.done():
-            self._watcher = self.home.spawn(self._watch_on(), f"watch {self.kernel_id}")
-
-    async def _watch_on(self) -> None:
-        every_s = Rules.of(self.profile).keep_awake_every_s
-        while self._phase in _ALIVE:
-            pause_s = every_s
-            if self._phase in (Phase.READY, Phase.PARKED) and not self._turn.locked():
-                async with self._turn:
-                    pause_s = min(every_s, await self._decide())
-            await self.clock.sleep_s(max(pause_s, 0.01))
-
-    async def _decide(self) -> float:
-        """One decision, carried out; returns when to decide again."""
-        now_s = self.clock.monotonic_s()
-        if self._phase is Phase.READY:
-            decision = self._activity.decide(now_s)
-        elif self._phase is Phase.PARKED:
-            decision = self._activity.decide_parked(now_s)
-        else:
-            return decision_pause(self.profile)
-        try:
-            await self._act(decision.action)
-        except GatewayError as error:
-            self.emit("notice", reason=error.sentence)
-        return decision.again_in_s
-
-    async def _act(self, action: Action) -> None:
-        assert self._machine is not None
-        now_s = self.clock.monotonic_s()
-        if action is Action.KEEP_AWAKE:
-            await self._machine.keep_awake()
-            self._activity.kept_awake(self.clock.monotonic_s())
-        elif action is Action.ASK_GUEST:
-            await self._ask_activity(self._machine)
-        elif action is Action.PARK:
-            self._move(Cause.PARK)
-            await self._machine.link.close()
-            self._drive()
-        elif action is Action.SUSPEND:
-            self._traffic.dormant = True
-            await self._suspend()
-            self._drive()
-        elif action is Action.NOTICE:
-            bound_s = self.profile.max_unattended_awake_s
-            self._activity.noticed(now_s)
-            self.emit("notice", reason=f"busy and unattended for {bound_s:g} s: it will sleep")
-
-    async def _ask_activity(self, machine: Machine) -> None:
-        now_s = self.clock.monotonic_s
-        try:
-            answer = (await machine.link.call("activity", timeout_s=SIGNAL_TIMEOUT_S)).result
-            report = GuestReport(
-                executing=int(answer.get("executing", 0)),
-                waiting_input=answer.get("waiting_input") is True,
-                cpu_s=float(answer.get("kernel_cpu_s", 0)) + float(answer.get("children_cpu_s", 0)),
-            )
-        except (GatewayError, TypeError, ValueError):
-            self._activity.guest_silent(now_s())
-        else:
-            self._activity.guest_says(report, now_s())
-
-    async def _suspend(self) -> None:
-        """With ``_turn`` held, from READY or PARKED."""
-        machine = self._machine
-        assert machine is not None
-        started_s = self.clock.monotonic_s()
-        self._move(Cause.SUSPEND)
-        self.emit("suspend_started")
-        await machine.link.close()
-        try:
-            info = await machine.suspend(SUSPEND_TIMEOUT_S)
-        except MachineGone as error:
-            self._lose(error.reason)
-            raise
-        except GatewayError:
-            self._move(Cause.SERVICE_RUNNING)
-            raise
-        if info.state == "SUSPENDED":
-            self._move(Cause.SERVICE_SUSPENDED)
-            self.emit("suspend_complete", duration_ms=self._since_ms(started_s))
-        else:
-            self._move(Cause.SERVICE_RUNNING, f"the machine is {info.state}")
-
     # -- release
 
     async def _release_after(self, error: BaseException) -> None:
-        """A start failed: nothing may be left. What the release itself meets is only reported."""
+        """A start failed: nothing may be left. Trouble of the release itself is reported only."""
         try:
             await self.release()
         except GatewayError as trouble:
-            self.emit("notice", reason=trouble.sentence)
-        self._reason = error.sentence if isinstance(error, GatewayError) else type(error).__name__
+            self._record.emit("notice", reason=trouble.sentence)
+        sentence = error.sentence if isinstance(error, GatewayError) else type(error).__name__
+        self._record.reason = sentence
 
     async def _release(self) -> None:
-        started_s = self.clock.monotonic_s()
-        self._stop_tasks()
-        self._move(Cause.STOP)
-        if self._exit is None:
-            self._exit = 0
-        await self._launched()
-        if self._machine is None:
-            self._move(Cause.STOP_CONFIRMED)
+        record = self._record
+        started_s = record.clock.monotonic_s()
+        self._upkeep.stop()
+        self._ends.stop()
+        record.move(Cause.STOP)
+        if record.exit_status is None:
+            record.exit_status = 0
+        await self._adopt_late_launch()
+        if record.machine is None:
+            record.move(Cause.STOP_CONFIRMED)
             return
-        self.emit("teardown_started")
-        self._machine.link.abandon("the kernel was released")
+        record.emit("teardown_started")
+        record.machine.link.abandon("the kernel was released")
+        await self._terminate(record.machine, started_s)
+
+    async def _terminate(self, machine: Machine, started_s: float) -> None:
+        """Until the service confirms; else the record stays for a later release."""
+        record = self._record
         try:
-            await self._machine.terminate()
+            await machine.terminate()
         except GatewayError as error:
-            self._teardown_trouble(error, started_s)
+            record.move(Cause.STOP_UNCONFIRMED, error.sentence)
+            self._report_teardown("teardown_pending", "unconfirmed", started_s, error.sentence)
             raise
-        self._move(Cause.STOP_CONFIRMED)
-        self.emit(
-            "teardown_complete",
-            teardown_duration_ms=self._since_ms(started_s),
-            teardown_status="confirmed",
+        record.move(Cause.STOP_CONFIRMED)
+        self._report_teardown("teardown_complete", "confirmed", started_s)
+
+    def _report_teardown(
+        self, name: str, status: str, started_s: float, reason: str | None = None
+    ) -> None:
+        duration_ms = self._record.since_ms(started_s)
+        self._record.emit(
+            name, teardown_duration_ms=duration_ms, teardown_status=status, reason=reason
         )
 
-    def _teardown_trouble(self, error: GatewayError, started_s: float) -> None:
-        """Asked and not confirmed: what exists is kept in mind, a later release tries again."""
-        self._move(Cause.STOP_UNCONFIRMED, error.sentence)
-        self.emit(
-            "teardown_pending",
-            teardown_duration_ms=self._since_ms(started_s),
-            teardown_status="unconfirmed",
-            reason=error.sentence,
-        )
-
-    async def _launched(self) -> None:
+    async def _adopt_late_launch(self) -> None:
         """A launch that was under way may still give a machine: it must be ended too."""
         launching, self._launching = self._launching, None
         if launching is None:
             return
         try:
-            self._machine = await launching
+            self._record.adopt(await launching)
         except GatewayError:
             return
 
-    def _stop_tasks(self) -> None:
-        for task in (self._driver, self._watcher, self._ending):
-            if task is not None and task is not asyncio.current_task():
-                task.cancel()
-        self._driver = self._watcher = self._ending = None
-
     # -- small things
 
-    async def _quietly(self, link: Any, op: str, args: dict[str, Any], timeout_s: float) -> None:
+    async def _quietly(
+        self, machine: Machine, op: str, args: dict[str, Any], timeout_s: float
+    ) -> None:
         """A call whose failure only means that there is nobody left to do it."""
         try:
-            await link.call(op, args, timeout_s=timeout_s)
+            await machine.link.call(op, args, timeout_s=timeout_s)
         except GatewayError as error:
-            self.emit("notice", reason=f"{op}: {error.sentence}")
+            self._record.emit("notice", reason=f"{op}: {error.sentence}")
 
-    def _move(self, cause: Cause, reason: str = "") -> None:
-        before, since_s = self._phase, self._phase_since_s
-        self._phase = step(before, cause)
-        self._phase_since_s = self.clock.monotonic_s()
-        self._reason = reason
-        self.emit(
-            "phase",
-            previous_phase=before.value,
-            reason=reason or None,
-            duration_ms=round((self._phase_since_s - since_s) * 1000),
-        )
-        said = injection(before, self._phase, len(self._traffic.requests))
+    def _on_move(self, before: Phase, after: Phase) -> None:
+        said = injection(before, after, len(self._traffic.requests))
         if said is not None:
             self._traffic.say(Channel.IOPUB, "status", {"execution_state": said})
-
-    def _since_ms(self, started_s: float) -> int:
-        return round((self.clock.monotonic_s() - started_s) * 1000)
-
-    def emit(self, name: str, **facts: Any) -> None:
-        """An event with everything that is known: correlation, machine, profile."""
-        machine = self._machine
-        info = machine.info if machine else None
-        profile = self.profile
-        base = {
-            "microvm_id": self.microvm_id,
-            "endpoint": info.url if info else None,
-            "profile": profile.name,
-            "image": info.image_arn if info else profile.image_arn,
-            "image_version": info.image_version if info else profile.image_version,
-            "status": self._phase.value,
-            "aws_state": info.state if info else None,
-            "region": self.control.region or profile.region,
-            "port": AGENT_PORT,
-            "maximum_duration_seconds": profile.maximum_duration_s,
-            "kernel_id": self.kernel_id,
-            "client_session": self._client_session,
-            "generation": self._generation,
-            "owner": self.owner,
-            "scope_fingerprint": profile.fingerprint(),
-            "phase": self._phase.value,
-        }
-        self.events.emit(name, self.clock.now_s(), **{**base, **facts})
-
-
-_GIVE_UPS = frozenset(
-    (phase, Cause.GIVE_UP)
-    for phase in (Phase.LAUNCHING, Phase.RESTORING, Phase.CONNECTING, Phase.REPLACING)
-)
-
-
-def decision_pause(profile: Profile) -> float:
-    return Rules.of(profile).keep_awake_every_s
 
 
 def _exit_status(facts: dict[str, Any]) -> int:
