@@ -1,9 +1,10 @@
 """Runs ipykernel for a machine: in a fork of the template, or cold as a program of its own.
 
 A kernel of ours is the stock application with the stock kernel and shell in it; notebooks see what
-`python -m ipykernel_launcher -f FILE` would show them. Three things differ on purpose:
+`python -m ipykernel_launcher -f FILE` would show them. Four things differ on purpose:
 
 - the publisher blocks instead of dropping (`publisher`);
+- an interrupt reaches a cell that awaits at once;
 - nothing is printed about how to connect;
 - the end of the parent ends the kernel at once, by the operating system instead of by a thread
   that polls (`processes.die_with_parent`), and JPY_PARENT_PID is not set.
@@ -33,6 +34,8 @@ if __name__ == "__main__":
 import importlib.util
 import locale
 import os
+import signal
+import socket
 import tempfile
 import time
 from collections.abc import Collection
@@ -42,6 +45,7 @@ from typing import Any, NoReturn
 
 import zmq
 from ipykernel.kernelapp import IPKernelApp
+from tornado.ioloop import IOLoop
 from traitlets import default
 from traitlets.config import Config
 
@@ -70,18 +74,36 @@ class GuestKernelApp(IPKernelApp):
 
     def init_iopub(self, context: zmq.Context[Any]) -> None:
         """As stock, with our socket options and our thread."""
-        socket = context.socket(zmq.XPUB)
-        publisher.prepare_socket(socket)
-        self._apply_curve_server_options(socket)
-        self.iopub_port = self._bind_socket(socket, self.iopub_port)  # type: ignore[no-untyped-call]
+        iopub = context.socket(zmq.XPUB)
+        publisher.prepare_socket(iopub)
+        self._apply_curve_server_options(iopub)
+        self.iopub_port = self._bind_socket(iopub, self.iopub_port)  # type: ignore[no-untyped-call]
         self.configure_tornado_logger()  # type: ignore[no-untyped-call]
-        self.iopub_thread = publisher.IOPubThread(socket, self.session)
+        self.iopub_thread = publisher.IOPubThread(iopub, self.session)
         self.iopub_thread.start()  # type: ignore[no-untyped-call]
         self.iopub_socket = self.iopub_thread.background_socket
+
+    def start(self) -> None:
+        """As stock, on a loop that a signal wakes.
+
+        ipykernel cancels an awaiting cell upon SIGINT by a callback that it adds from the signal
+        handler; nothing wakes the loop for it (ipykernel 7.4, tornado 6.6: `await asyncio.sleep(5)`
+        ends after five seconds). A byte on a descriptor of the loop does.
+        """
+        woken, self._waker = socket.socketpair()
+        for end in (woken, self._waker):
+            end.setblocking(False)
+        IOLoop.current().add_handler(woken, _drain, IOLoop.READ)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        super().start()  # type: ignore[no-untyped-call]
 
     def log_connection_info(self) -> None:
         """Note the ports; the advice for people at a terminal has no reader here."""
         self._ports = {channel: getattr(self, f"{channel}_port") for channel in CHANNELS}
+
+
+def _drain(end: socket.socket, _: int) -> None:
+    end.recv(4096)
 
 
 def run(launch: Launch) -> None:

@@ -198,7 +198,7 @@ class Template:
                 break
             if sources[0] not in readable:
                 continue
-            data, fds, _, _ = socket.recv_fds(self._control, _PACKET_BYTES, _PACKET_FDS)
+            data, fds = self._receive()
             if not data:
                 break
             role = self._serve(data, fds)
@@ -207,6 +207,13 @@ class Template:
         if not processes.end_all_children((), _END_DEADLINE_S):
             sys.exit("kernel_guest: processes of this template's machines could not be killed")
         return None
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, _PACKET_BYTES, _PACKET_FDS)
+        except ConnectionResetError:  # closed with an answer unread
+            return b"", []
+        return data, fds
 
     def _serve(self, data: bytes, fds: list[int]) -> Role | None:
         role: Role | None = None

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,16 @@ import zmq.asyncio
 from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from kernel_guest.kernel_host import KernelHost, SpawnedKernel
+from kernel_guest.kernels import SpawnRequest
 
 STAND_IN = Path(__file__).with_name("stand_in_template.py")
 KEY = "0123456789abcdef"
 DEADLINE_S = 20
+
+
+def clean_environment() -> dict[str, str]:
+    """Without the variable upon which ipykernel leaves descriptors 1 and 2 alone."""
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 
 
 @dataclass
@@ -117,9 +124,9 @@ class Machine:
         return "\n".join(path.read_text() for path in paths if path.exists())
 
     def end(self) -> None:
-        if self.pid not in self.template.ended:
-            os.kill(self.pid, 15)
-            self.template.wait_ended(self.pid)
+        with suppress(ProcessLookupError):  # it may be ending, its agent's socket closed
+            os.kill(self.pid, signal.SIGTERM)
+        self.template.wait_ended(self.pid)
         if self.agent is not None:
             self.agent.close()
 
@@ -141,7 +148,7 @@ def running_template(**env: str) -> Iterator[TemplateProcess]:
         with theirs:
             fd = theirs.fileno()
             command = [sys.executable, "-Xfrozen_modules=off", str(STAND_IN), str(fd)]
-            process = subprocess.Popen(command, pass_fds=[fd], env={**os.environ, **env})
+            process = subprocess.Popen(command, pass_fds=[fd], env={**clean_environment(), **env})
         template = TemplateProcess(process, ours)
         try:
             assert template.call({"op": "ping"})["ok"]
@@ -168,3 +175,59 @@ async def client_of(kernel: SpawnedKernel, key: str = KEY) -> AsyncIterator[Asyn
     finally:
         client.stop_channels()
         context.destroy(linger=0)
+
+
+@dataclass
+class Cell:
+    """What one execute request brought back."""
+
+    reply: dict[str, Any]
+    outputs: list[tuple[str, Any]]
+
+    @property
+    def stdout(self) -> str:
+        return "".join(c["text"] for kind, c in self.outputs if kind == "stream")
+
+    @property
+    def data(self) -> list[dict[str, Any]]:
+        return [content["data"] for _, content in self.outputs if "data" in content]
+
+    @property
+    def status(self) -> str:
+        return str(self.reply["status"])
+
+
+async def run_cell(client: AsyncKernelClient, code: str, text: str = "") -> Cell:
+    """Execute and collect until idle and, for output that comes from outside the kernel's own
+    streams and may be late, until `text` was seen."""
+    request = client.execute(code)
+    outputs: list[tuple[str, Any]] = []
+    cell = Cell({}, outputs)
+    idle = False
+    while not (idle and text in cell.stdout):
+        message = await client.get_iopub_msg(timeout=DEADLINE_S)
+        kind, content = message["msg_type"], message["content"]
+        if message["parent_header"].get("msg_id") != request:
+            continue
+        if kind == "status":
+            idle = idle or content["execution_state"] == "idle"
+        elif kind != "execute_input":
+            outputs.append((kind, content))
+    reply = await client.get_shell_msg(timeout=DEADLINE_S)
+    while reply["parent_header"]["msg_id"] != request:
+        reply = await client.get_shell_msg(timeout=DEADLINE_S)
+    cell.reply.update(reply["content"])
+    return cell
+
+
+@asynccontextmanager
+async def kernel_in(
+    machine: Machine, **request: Any
+) -> AsyncIterator[tuple[KernelHost, SpawnedKernel, AsyncKernelClient]]:
+    """One kernel of a fresh machine, with a client."""
+    async with machine.host() as host:
+        kernel = await host.spawn(
+            SpawnRequest(**{"key": KEY, "cwd": str(machine.folder), **request})
+        )
+        async with client_of(kernel) as client:
+            yield host, kernel, client
