@@ -26,6 +26,7 @@ from gateway.local.engines.process_tree import Key, SurvivorsError, pauses
 #: A machine with some hundred processes freezes in a few ms; a starved computer needs more.
 FREEZE_WITHIN_S = 10.0
 KILL_WITHIN_S = 10.0
+EAGER_LOOKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +205,11 @@ def _group_of(captive: Captive) -> Path:
 
 
 async def _until(done: Callable[[], bool], within_s: float, what: str, captive: Captive) -> None:
-    """Look again and again; the first look is at once, so a fast kernel costs no pause."""
-    for pause_s in pauses(within_s):
+    """Look again and again; at first without a pause, because freezing takes some 0.3 ms."""
+    for look, pause_s in enumerate(pauses(within_s)):
         if _holds(done):
             return
-        await asyncio.sleep(pause_s)
+        await asyncio.sleep(pause_s if look > EAGER_LOOKS else 0)
     raise SurvivorsError(what, cgroups.members(_group_of(captive)))
 
 
@@ -220,7 +221,7 @@ def _holds(done: Callable[[], bool]) -> bool:
 
 
 async def _walk(walk: process_tree.StopWalk, within_s: float) -> None:
-    for pause_s in pauses(within_s):
+    for pause_s in pauses(within_s, most_s=process_tree.POLL_FIRST_S):
         if walk.step():
             return
         await asyncio.sleep(pause_s)

@@ -20,15 +20,17 @@ Packets are JSON.  From the service:
   descriptors, the template's control socket and its log.  The word
   `{control_fd}` in argv becomes the number.  Answer: `{"pid": n}` or
   `{"error": text}`.
-- `{"op": "folder", "path": "...", "kept": bool}`: remove this folder in the end,
-  or no longer.  No answer.
+- `{"op": "machine", "folder": "...", "key": [pid, start time] or null}`: a machine
+  lives in this folder, and this is its init once it has one.  No answer.
+- `{"op": "gone", "folder": "..."}`: nothing of it is left.  No answer.
 
 To the service: first `{"ready": true, "cgroup": path or null, "reason": text}`,
 and `{"exited": pid, "status": wait status}` for every child that ended.
 
-The state file (0600) names the cgroup and the folders, for the one case in
-which nobody cleans: keeper and service killed at the same time.  The next
-engine on this state folder then calls `sweep`.
+The state file (0600) names the cgroup, the folders and the inits, for the one case
+in which nobody here cleans: keeper and service killed at the same time.  (The
+templates then see the end of their control sockets and clean as far as they can.)
+The next engine on this state folder calls `sweep`.
 
 Standard library only, single-threaded, no event loop: it starts fast and has
 little that can go wrong.
@@ -72,7 +74,7 @@ class Keeper:
     def __init__(self, channel: socket.socket, state_file: Path) -> None:
         self._channel = channel
         self._state_file = state_file
-        self._folders: set[str] = set()
+        self._machines: dict[str, list[Any] | None] = {}
         self._group: Path | None = None
 
     def prepare(self, name: str, *, use_cgroup: bool) -> None:
@@ -118,9 +120,11 @@ class Keeper:
         return True
 
     def _obey(self, packet: dict[str, Any], fds: list[int]) -> None:
-        if packet["op"] == "folder":
-            change = self._folders.add if packet["kept"] else self._folders.discard
-            change(packet["path"])
+        if packet["op"] == "machine":
+            self._machines[packet["folder"]] = packet["key"]
+            self._write_state()
+        elif packet["op"] == "gone":
+            self._machines.pop(packet["folder"], None)
             self._write_state()
         elif packet["op"] == "template":
             try:
@@ -150,7 +154,7 @@ class Keeper:
             "pid": os.getpid(),
             "started": me.started if me else "",
             "cgroup": str(self._group) if self._group else None,
-            "folders": sorted(self._folders),
+            "machines": self._machines,
         }
         draft = self._state_file.with_suffix(".new")
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -163,7 +167,7 @@ class Keeper:
             cgroups.kill_and_remove(self._group, within_s=CLEAN_WITHIN_S, between=self.reap)
         me = os.getpid()
         process_tree.kill_family([me], within_s=CLEAN_WITHIN_S, spare=me, between=self.reap)
-        for folder in self._folders:
+        for folder in self._machines:
             remove_tree(Path(folder))
         self._state_file.unlink(missing_ok=True)
 
@@ -215,23 +219,11 @@ def sweep(state_file: Path) -> None:
         return
     if state["cgroup"]:
         cgroups.kill_and_remove(Path(state["cgroup"]), within_s=CLEAN_WITHIN_S)
-    folders = [Path(folder) for folder in state["folders"]]
-    process_tree.kill_family(_users_of(folders), within_s=CLEAN_WITHIN_S)
-    for folder in folders:
-        remove_tree(folder)
+    inits = {(key[0], key[1]) for key in state["machines"].values() if key}
+    process_tree.kill_family(process_tree.still_there(inits), within_s=CLEAN_WITHIN_S)
+    for folder in state["machines"]:
+        remove_tree(Path(folder))
     state_file.unlink(missing_ok=True)
-
-
-def _users_of(folders: list[Path]) -> list[int]:
-    """Processes that were started for one of these machine folders, by their environment."""
-    marks = {b"KERNEL_GUEST_FOLDER=" + os.fsencode(folder) for folder in folders}
-    pids = []
-    for pid in process_tree.read_table() if marks else ():
-        with contextlib.suppress(OSError):
-            variables = (process_tree.PROC / str(pid) / "environ").read_bytes().split(b"\0")
-            if marks.intersection(variables):
-                pids.append(pid)
-    return pids
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -250,6 +242,7 @@ def main(arguments: list[str] | None = None) -> None:
     signal.set_wakeup_fd(wakeup_end.fileno(), warn_on_full_buffer=False)
     for signum in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(signum, lambda *_: None)
+    os.set_inheritable(options.channel_fd, False)  # a template that held it would hide our end
     with wakeup, wakeup_end, socket.socket(fileno=options.channel_fd) as channel:
         keeper = Keeper(channel, options.state_file)
         keeper.prepare(options.name, use_cgroup=not options.no_cgroup)

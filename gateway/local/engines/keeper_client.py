@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gateway.local.engines import keeper
+from gateway.local.engines import keeper, process_tree
 from gateway.local.engines.environment import scrubbed
 from gateway.local.engines.packets import Packet, PacketChannel, make_pair
 from gateway.local.interfaces import EngineError
@@ -88,9 +88,13 @@ class KeeperClient:
             raise EngineError(f"the template cannot be started: {answer['error']}")
         return int(answer["pid"])
 
-    async def keep_folder(self, folder: Path, *, kept: bool) -> None:
-        """Let the keeper remove this folder if we die, or no longer."""
-        await self._channel.tell({"op": "folder", "path": str(folder), "kept": kept})
+    async def note_machine(self, folder: Path, key: process_tree.Key | None) -> None:
+        """A machine lives in this folder; let the keeper clean up after it if we die."""
+        await self._channel.tell({"op": "machine", "folder": str(folder), "key": key})
+
+    async def note_gone(self, folder: Path) -> None:
+        """Nothing of that machine is left."""
+        await self._channel.tell({"op": "gone", "folder": str(folder)})
 
     async def close(self) -> None:
         """Let the keeper clean, and wait until it has.  Raises EngineError."""

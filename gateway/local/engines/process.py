@@ -157,14 +157,15 @@ class ProcessEngine:
             self._exited(machine.pid, signal.SIGKILL)
 
     def _exited(self, pid: int, status: int) -> None:
+        """A child of the keeper or of a template has ended."""
         machine = self._machines.pop(pid, None)
         if machine is not None:
             self.on_exit(machine.microvm_id, status)
-        else:
+        elif not self._shelf.ended(pid):
             self._note_early(pid, status)
 
     def _note_early(self, pid: int, status: int) -> None:
-        """An init may end before `start` has entered it; templates come by here too."""
+        """An init may end before `start` has entered it; its orphans come by here too."""
         self._early_exits[pid] = status
         while len(self._early_exits) > EARLY_EXITS_KEPT:
             del self._early_exits[next(iter(self._early_exits))]
@@ -203,10 +204,11 @@ class ProcessEngine:
         )
         running.template = template
         self._shelf.enter(template)
-        await keeper.keep_folder(machine.folder, kept=True)
         try:
+            await keeper.note_machine(machine.folder, None)
             async with self._fork_turn:
                 await self._fork(machine, template, running)
+            await keeper.note_machine(machine.folder, running.captive.key)
         except (OSError, EngineError) as error:
             await self.kill(running)
             raise EngineError(f"a machine cannot be started: {error}") from error
@@ -271,7 +273,7 @@ class ProcessEngine:
         except OSError as error:
             raise EngineError(f"the folder {folder} cannot be removed: {error}") from error
         if self._keeper is not None:
-            await self._keeper.keep_folder(folder, kept=False)
+            await self._keeper.note_gone(folder)
 
     async def close(self) -> None:
         """Kill every machine, end every template and the keeper.  Idempotent."""

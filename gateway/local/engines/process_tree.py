@@ -29,7 +29,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,12 +91,20 @@ def read_process(pid: int) -> Process | None:
         return None
 
 
-def read_table() -> Table:
-    """Every process that can be seen."""
+def read_processes(*, without: Container[int] = ()) -> Iterator[Process]:
+    """Every process that can be seen, newest pids first, each read as it is asked for."""
     if not HAS_PROC:
-        return read_table_from_ps()
-    found = (read_process(int(name)) for name in os.listdir(PROC) if name.isdigit())
-    return {process.pid: process for process in found if process is not None}
+        yield from (p for p in read_table_from_ps().values() if p.pid not in without)
+        return
+    pids = sorted((int(name) for name in os.listdir(PROC) if name.isdigit()), reverse=True)
+    for pid in pids:
+        if pid not in without and (process := read_process(pid)) is not None:
+            yield process
+
+
+def read_table() -> Table:
+    """All of them by pid."""
+    return {process.pid: process for process in read_processes()}
 
 
 def read_table_from_ps() -> Table:
@@ -152,21 +160,46 @@ class StopWalk:
     Call `step` until it returns True, pausing between calls.  `stopped` then holds the
     processes that this walk stopped; those which were stopped before are left out, so
     that a later thaw does not continue what a user had suspended with Ctrl-Z.
+
+    A process that forks and ends all the time must be signalled within its short life.
+    So steps after the first one are quick: they look only at the family and at pids that
+    are new, newest first, and signal at the moment of discovery.  Processes once seen
+    outside the family stay outside; a reading of everything now and then guards against
+    a reused pid.
     """
+
+    FULL_READING_EACH = 32
 
     def __init__(
         self, roots: Iterable[int], *, already: Iterable[Key] = (), spare: int | None = None
     ) -> None:
-        self._roots = list(roots)
+        self._roots = set(roots)
         self._spare = spare
         self._signalled: set[Key] = set(already)
+        self._outsiders: set[int] = set()
         self._previous: set[Key] | None = None
+        self._steps = 0
         self.family: list[Process] = []
         self.stopped: set[Key] = set(already)
 
     def step(self) -> bool:
-        family = family_of(self._roots, read_table())
+        """One reading; True when the family is stable and stands still."""
+        if self._steps % self.FULL_READING_EACH == 0:
+            self._outsiders.clear()
+        self._steps += 1
+        known = {process.pid for process in self.family} | self._roots
+        table: Table = {}
+        for process in read_processes(without=self._outsiders):
+            table[process.pid] = process
+            if process.ppid in known and process.pid != self._spare:
+                known.add(process.pid)
+                self._visit(process)
+        family = family_of(self._roots, table)
+        self._outsiders |= _outsiders(table, {p.pid for p in family}, self._outsiders)
         self.family = [process for process in family if process.pid != self._spare]
+        return self._is_stable()
+
+    def _is_stable(self) -> bool:
         settled = True
         for process in self.family:
             settled &= self._visit(process)
@@ -179,8 +212,8 @@ class StopWalk:
         """Signal the process if that has not been done; say whether it stands still."""
         if process.state in STOPPED_STATES:
             return True
-        if process.key in self._signalled and process.state == UNINTERRUPTIBLE:
-            return True
+        if process.key in self._signalled:
+            return process.state == UNINTERRUPTIBLE
         self._signalled.add(process.key)
         self.stopped.add(process.key)
         send_signal(process, signal.SIGSTOP)
@@ -191,13 +224,30 @@ class StopWalk:
         return [p.pid for p in self.family if p.state not in STOPPED_STATES]
 
 
-def pauses(within_s: float) -> Iterator[float]:
+def _outsiders(table: Table, family: set[int], known: set[int]) -> set[int]:
+    """Pids of `table` that certainly are no relatives: their ancestry ends elsewhere.
+
+    One whose parent has vanished between two lines of the table may be an orphan of the
+    family on its way to a new parent; it is looked at again.
+    """
+    verdicts: dict[int, bool] = {0: True, **dict.fromkeys(known, True)}
+    verdicts.update(dict.fromkeys(family, False))
+    for pid in table:
+        line = [pid]
+        while line[-1] not in verdicts and line[-1] in table:
+            line.append(table[line[-1]].ppid)
+        verdict = verdicts.get(line[-1], False)
+        verdicts.update(dict.fromkeys(line, verdict))
+    return {pid for pid in table if verdicts[pid]}
+
+
+def pauses(within_s: float, *, most_s: float = POLL_MOST_S) -> Iterator[float]:
     """Growing pauses until the deadline; the caller decides what its passing means."""
     deadline_s = time.monotonic() + within_s
     pause_s = POLL_FIRST_S
     while time.monotonic() < deadline_s:
         yield pause_s
-        pause_s = min(pause_s * 2, POLL_MOST_S)
+        pause_s = min(pause_s * 2, most_s)
 
 
 def continue_all(keys: Iterable[Key]) -> None:
@@ -228,7 +278,7 @@ def kill_family(
     does the same steps without blocking its loop (`confinement.py`).
     """
     walk = StopWalk(roots, spare=spare)
-    for pause_s in pauses(within_s):
+    for pause_s in pauses(within_s, most_s=POLL_FIRST_S):
         between()
         if walk.step():
             break

@@ -126,6 +126,17 @@ class TemplateShelf:
         else:
             template.end()
 
+    def ended(self, pid: int) -> bool:
+        """A process has ended; whether it was a template.
+
+        Its control socket may say so too, unless something that it forked still holds it.
+        """
+        for template in [*self._templates.values(), *self._retired]:
+            if template.pid == pid:
+                template.end()
+                return True
+        return False
+
     def end_all(self) -> None:
         """End every template, with the machines that are left."""
         for template in [*self._templates.values(), *self._retired]:

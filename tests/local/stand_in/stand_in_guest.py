@@ -5,6 +5,7 @@ init serves one request per connection on its agent and hook listeners:
 
 - `GET /health`: its pid, its environment and its cgroup
 - `GET /daemon?<path>`: double-forks a child with its own session that appends to <path> for ever
+- `GET /script?<file>,<argument>`: starts a Python file as a child
 - `GET /exit?<n>`: the init ends
 - any POST on the hook listener: 200 and a line in the log, or the status in HOOK_STATUS
 """
@@ -90,6 +91,8 @@ def serve(connection: socket.socket, *, hook: bool) -> None:
         print(method, path, flush=True)
     elif path == "/daemon":
         body = daemon(argument).encode()
+    elif path == "/script":
+        script(*argument.split(","))
     elif path == "/exit":
         os._exit(int(argument))
     else:
@@ -103,6 +106,12 @@ def serve(connection: socket.socket, *, hook: bool) -> None:
         b"HTTP/1.1 %d OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
         % (status, len(body), body)
     )
+
+
+def script(*words: str) -> None:
+    """Run a Python file as a child."""
+    if os.fork() == 0:
+        os.execve(sys.executable, [sys.executable, *words], {})
 
 
 def daemon(path: str) -> str:
