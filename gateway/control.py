@@ -320,10 +320,20 @@ class Control:
             return await self._work(self._connect)
         return self._client
 
-    def _connect(self) -> BaseClient:
+    async def renew(self) -> None:
+        """Look again where the service is: the local one ends when idle, and moves."""
+        await self._work(self._renew)
+
+    def _renew(self) -> None:
+        access = self._find_access()
+        if access != self._access:
+            self._client = None
+        self._connect(access)
+
+    def _connect(self, known: ServiceAccess | None = None) -> BaseClient:
         with self._lock:
             if self._client is None:
-                self._access = self._find_access()
+                self._access = known or self._find_access()
                 try:
                     self._client = _client_for(self._access)
                 except Exception as error:

@@ -6,10 +6,11 @@ folder of the running Python becomes a code artifact, the service makes a
 template from it. Same client, same calls as for AWS; only this module and the
 commands know the local service at all.
 
-Warm, none of this costs a call. The image's ARN follows from the environment
-(prefix, Python, installed distributions), so RunMicrovm goes first, and only
-the service's "no such image" makes us create it. `pip install` changes the set
-of distributions and with it the name: the next machine has what was installed.
+Warm, none of this costs a call: that the service lives is seen from a lock file,
+and the image's ARN follows from the environment (prefix, Python, installed
+distributions), so RunMicrovm goes first, and only the service's "no such image"
+makes us create it. `pip install` changes the set of distributions and with it
+the name: the next machine has what was installed.
 """
 
 from __future__ import annotations
@@ -209,6 +210,7 @@ async def launch(control: Control, request: LaunchRequest, clock: Clock) -> Mach
     ``request.image_arn`` is from :func:`environment_arn`. Raises as ``run_microvm``
     does, LaunchFailed when the image cannot be made.
     """
+    await control.renew()
     try:
         return await control.run_microvm(request)
     except ImageNotFound:
