@@ -25,7 +25,7 @@ from gateway.local.behaviours import implements
 
 DEFAULT_PAGE = 50
 _NONCE_BYTES = 12
-_PLAINTEXT_BYTES = 500  # makes the token 704 characters long, two of them padding
+_PLAINTEXT_BYTES = 501  # makes the token 708 characters long, two of them padding
 _PAGE_MEMBERS = ("maxResults", "nextToken")
 
 _T = TypeVar("_T")
