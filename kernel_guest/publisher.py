@@ -22,7 +22,8 @@ traceback and the idle then queue behind its output and wait like everything els
 **Order.** ipykernel gives up waiting for a flush after ten seconds and goes on; the text would
 then follow the idle, where nbclient no longer listens. In ours a flush waits as long as it takes.
 
-**The end.** A closing socket gives libzmq LINGER_MS to hand over what is queued; stock is 1 s.
+**The end.** A kernel that ends first lets the iopub thread send what is queued, then gives libzmq
+LINGER_MS to hand it over. Stock drops the queue, and waits one second.
 
 The other differences to stock: text is published in pieces of at most TEXT_CHARS, so that one
 large `print` neither blocks the link nor has to be encoded at once; output of subprocesses is
@@ -49,14 +50,17 @@ TEXT_CHARS = 1024 * 1024
 
 # What waits for the iopub thread. The count keeps a look at the queue short.
 QUEUE_MESSAGES = 256
-QUEUE_BYTES = 64 * 1024 * 1024
+QUEUE_BYTES = 16 * 1024 * 1024
 
 # What libzmq holds: a count for small messages, bytes for large ones. 256 x 64 KiB is 16 MiB.
 PIPE_MESSAGES = 256
 LARGE_BYTES = 64 * 1024
-IN_FLIGHT_BYTES = 64 * 1024 * 1024
+IN_FLIGHT_BYTES = 32 * 1024 * 1024
 
 LINGER_MS = 10_000
+
+# Normally a flush takes well under a millisecond; the control thread does not wait for a slow one.
+_CONTROL_FLUSH_S = 0.1
 
 _READ_BYTES = 64 * 1024
 
@@ -104,12 +108,23 @@ class IOPubThread(iostream.IOPubThread):
                 self.progress.wait(_RECHECK_S)
         self.schedule(send)  # type: ignore[no-untyped-call]
 
+    def stop(self) -> None:
+        """Stop the thread when it has sent what is queued. Called when the kernel ends."""
+        if self.may_wait():
+            sent = threading.Event()
+            self.schedule(sent.set)  # type: ignore[no-untyped-call]
+            sent.wait(LINGER_MS / 1000)
+        super().stop()  # type: ignore[no-untyped-call]
+
     def may_wait(self) -> bool:
         """Whether the calling thread may be held up; see the module's header."""
-        current = threading.current_thread()
-        if current is self.thread or current.name == CONTROL_THREAD_NAME:
+        return threading.current_thread().name != CONTROL_THREAD_NAME and self.is_elsewhere()
+
+    def is_elsewhere(self) -> bool:
+        """Whether the iopub thread runs, in this process, and is not the calling thread."""
+        if os.getpid() != self._master_pid or threading.current_thread() is self.thread:
             return False
-        return os.getpid() == self._master_pid and self.thread.is_alive()
+        return self.thread.is_alive()
 
     def _is_full(self, size_bytes: int) -> bool:
         count = len(self._events)
@@ -157,12 +172,15 @@ class OutStream(iostream.OutStream):
     def flush(self) -> None:
         """Wait until what was written is with libzmq's thread, however long that takes."""
         thread = self.pub_thread
-        if thread is None or not thread.may_wait():
+        if thread is None or not thread.is_elsewhere():
             super().flush()  # type: ignore[no-untyped-call]
             return
         taken = threading.Event()
         thread.schedule(self._flush)
         thread.schedule(taken.set)
+        if not thread.may_wait():
+            taken.wait(_CONTROL_FLUSH_S)
+            return
         while not taken.wait(self.flush_timeout) and thread.thread.is_alive():
             pass
 

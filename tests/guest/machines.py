@@ -159,11 +159,16 @@ def running_template(**env: str) -> Iterator[TemplateProcess]:
 
 
 @asynccontextmanager
-async def client_of(kernel: SpawnedKernel, key: str = KEY) -> AsyncIterator[AsyncKernelClient]:
-    """A stock asynchronous client that has seen the kernel's greeting on iopub."""
+async def client_of(
+    kernel: SpawnedKernel, key: str = KEY, receive_messages: int = 0
+) -> AsyncIterator[AsyncKernelClient]:
+    """A stock asynchronous client that has seen the kernel's greeting on iopub.
+
+    `receive_messages` bounds what libzmq takes for it ahead of being asked (0: no bound).
+    """
     context = zmq.asyncio.Context()
     context.sockopts[zmq.RECONNECT_IVL] = 2
-    context.sockopts[zmq.RCVHWM] = 0
+    context.sockopts[zmq.RCVHWM] = receive_messages
     client = AsyncKernelClient(context=context)
     info = {"transport": "ipc", "ip": kernel.connection.ip, **kernel.connection.ports()}
     client.load_connection_info({**info, "key": key, "signature_scheme": "hmac-sha256"})
@@ -222,12 +227,12 @@ async def run_cell(client: AsyncKernelClient, code: str, text: str = "") -> Cell
 
 @asynccontextmanager
 async def kernel_in(
-    machine: Machine, **request: Any
+    machine: Machine, *, receive_messages: int = 0, **request: Any
 ) -> AsyncIterator[tuple[KernelHost, SpawnedKernel, AsyncKernelClient]]:
     """One kernel of a fresh machine, with a client."""
     async with machine.host() as host:
         kernel = await host.spawn(
             SpawnRequest(**{"key": KEY, "cwd": str(machine.folder), **request})
         )
-        async with client_of(kernel) as client:
+        async with client_of(kernel, receive_messages=receive_messages) as client:
             yield host, kernel, client
