@@ -160,7 +160,10 @@ def _access_function(profile: Profile) -> Callable[[], ServiceAccess]:
 
 
 def prewarm_default(profile: Profile) -> None:
-    """Make the client in the background; for whoever will start a kernel soon. Does not block."""
+    """Begin to make the profile's service client; does not block, starts no service.
+
+    Who calls: the provisioner, as soon as it knows the profile.
+    """
     prewarm(functools.partial(known_access, profile))
 
 
