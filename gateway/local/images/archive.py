@@ -7,9 +7,13 @@ while writing, because a zip's own directory may lie.
 
 from __future__ import annotations
 
+import errno
+import lzma
 import shutil
 import stat
+import struct
 import zipfile
+import zlib
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -18,6 +22,20 @@ MAX_ARCHIVE_BYTES = 1 << 30
 MAX_UNPACKED_BYTES = 2 << 30
 _COPY_BYTES = 1 << 20
 _SYSTEM_UNIX = 3
+
+#: What the zipfile module lets out when an archive is damaged, encrypted or strange.
+_UNREADABLE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    EOFError,
+)
+#: Names that the file system refuses: too long, or a file where a folder must be.
+_BAD_NAMES = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL)
 
 
 class ArchiveError(Exception):
@@ -39,8 +57,12 @@ def unpack(archive: Path, target: Path) -> None:
             budget_bytes = MAX_UNPACKED_BYTES
             for entry in entries:
                 budget_bytes -= _write(opened, entry, target, budget_bytes)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+    except _UNREADABLE as error:
         raise ArchiveError("ARCHIVE_INVALID", f"it is not a readable zip file ({error})") from error
+    except OSError as error:
+        if error.errno not in _BAD_NAMES:
+            raise
+        raise ArchiveError("ARCHIVE_INVALID", f"a name in it cannot be used ({error})") from error
 
 
 def _check(entries: list[zipfile.ZipInfo]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,9 @@ class Builder:
         except archive.ArchiveError as error:
             raise ImageBuildError(error.reason) from error
         except OSError as error:
-            raise ImageBuildError(f"DISK_STORAGE_FULL or not accessible: {error}") from error
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            code = "DISK_STORAGE_FULL" if full else "INTERNAL_PLATFORM_ERROR"
+            raise ImageBuildError(f"{code}: {error}") from error
         await self.clock.sleep_s(delay_s)
         progress("Starting the template.")
         await self.engine.prepare_image(self.spec(record, prefix), call_hooks=True)
