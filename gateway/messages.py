@@ -75,6 +75,16 @@ class Header:
     msg_type: str = ""
     session: str = ""
 
+    @property
+    def key(self) -> str:
+        """What names a request among all clients of a kernel.
+
+        The id alone does not: jupyter_client gives each client a clone of the manager's Session
+        that counts from zero again, so a manager's shutdown_request bears the id of its client's
+        first cell (seen with 8.10, 2026-11-30).
+        """
+        return f"{self.msg_type}:{self.msg_id}"
+
 
 # -- reading ------------------------------------------------------------------
 
@@ -238,23 +248,23 @@ class ReplyRoutes:
     def __repr__(self) -> str:
         return f"<ReplyRoutes waiting={len(self._waiting)} forgotten={self.forgotten}>"
 
-    def asked(self, msg_id: str, identity: bytes) -> None:
-        """A client sent request ``msg_id``."""
-        self._waiting[msg_id] = identity
+    def asked(self, request: Header, identity: bytes) -> None:
+        """A client sent the request with this header."""
+        self._waiting[request.key] = identity
         if len(self._waiting) > self._limit:
             self._waiting.popitem(last=False)
             self.forgotten += 1
 
     def asker(self, parent: Header) -> bytes | None:
         """Who should get a message with this parent; ``None`` when nobody can be named."""
-        known = self._waiting.get(parent.msg_id) or self._answered.get(parent.msg_id)
+        known = self._waiting.get(parent.key) or self._answered.get(parent.key)
         return known or parent.session.encode() or None
 
     def answered(self, parent: Header) -> bytes | None:
         """Like :meth:`asker`, for the reply that ends the request."""
         identity = self.asker(parent)
-        if self._waiting.pop(parent.msg_id, None) and identity:
-            self._answered[parent.msg_id] = identity
+        if self._waiting.pop(parent.key, None) and identity:
+            self._answered[parent.key] = identity
             if len(self._answered) > self._answered_limit:
                 self._answered.popitem(last=False)
         return identity

@@ -298,7 +298,7 @@ class ZmqDoor:
         header = header_of(parts)
         self._counts["requests"] += 1
         if name != "stdin":
-            self._routes.asked(header.msg_id, identity)
+            self._routes.asked(header, identity)
         return self._forward(name, parts)
 
     def _forward(self, name: str, parts: tuple[bytes, ...]) -> bool:

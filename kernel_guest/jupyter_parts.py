@@ -23,6 +23,7 @@ __all__ = [
     "is_type",
     "make_signer",
     "member",
+    "request_key",
     "unknown_outcome",
 ]
 
@@ -48,6 +49,17 @@ def text(part: bytes, name: str) -> str:
     """Like `member`, but a string; empty for anything else."""
     value = member(part, name)
     return value if isinstance(value, str) else ""
+
+
+def request_key(header: bytes) -> str:
+    """What names a request: type and id of its header, or of the parent header that echoes it.
+
+    The id alone does not: jupyter_client gives each client a clone of the manager's Session that
+    counts from zero again, so a manager's shutdown_request bears the id of its client's first
+    cell (seen with 8.10, 2026-11-30).  Empty without an id.
+    """
+    msg_id = text(header, "msg_id")
+    return f"{text(header, 'msg_type')}:{msg_id}" if msg_id else ""
 
 
 def is_type(header: bytes, msg_type: str) -> bool:

@@ -4,8 +4,8 @@ The link already drops a frame it has seen.  That covers a cut line.  It does no
 a gateway that was restarted and asks again for what it does not know the end of: it
 opens a fresh link, and the repeated request comes as a new frame with an old message
 id.  Therefore every message for the kernel (shell, control, stdin; comm messages and
-input replies too, which would do harm twice as well) is looked up here by its id
-before it goes to the kernel:
+input replies too, which would do harm twice as well) is looked up here by its key
+(`jupyter_parts.request_key`) before it goes to the kernel:
 
     NEW        never seen: goes to the kernel.
     RUNNING    seen, the kernel has it: nothing is sent; outputs, reply and idle will
@@ -50,6 +50,7 @@ class Verdict(Enum):
 @dataclass(slots=True)
 class _Request:
     msg_type: str
+    fingerprint: bytes = b""
     running: bool = True
     ending: list[LinkMessage] = field(default_factory=list)
     kept_bytes: int = 0
@@ -88,19 +89,26 @@ class RequestMemory:
         """Ids of cells that are running or queued in the kernel, oldest first."""
         return tuple(self._executing) if self._executing else ()
 
-    def admit(self, msg_id: str, msg_type: str) -> Verdict:
-        """Look a message up before it goes to the kernel; remembers it if it is new."""
-        known = self._requests.get(msg_id)
+    def admit(self, key: str, msg_type: str, fingerprint: bytes = b"") -> Verdict:
+        """Look a message up before it goes to the kernel; remembers it if it is new.
+
+        ``fingerprint`` is its signature (the raw header where nothing is signed): two clients made
+        from one manager count message ids alike, so another message may bear a known key.
+        """
+        known = self._requests.get(key)
+        if known is not None and known.fingerprint != fingerprint:
+            self._forget(key, self._requests.pop(key))
+            known = None
         if known is None:
-            self._remember(msg_id, msg_type)
+            self._remember(key, msg_type, fingerprint)
             return Verdict.NEW
         if known.running:
             return Verdict.RUNNING
         return Verdict.ANSWERED if known.ending else Verdict.UNKNOWN
 
-    def ending(self, msg_id: str) -> list[LinkMessage]:
+    def ending(self, key: str) -> list[LinkMessage]:
         """The remembered reply and idle of a request, in the order they were sent."""
-        known = self._requests.get(msg_id)
+        known = self._requests.get(key)
         return [] if known is None else list(known.ending)
 
     def on_reply(self, parent_id: str, reply: LinkMessage) -> None:
@@ -123,22 +131,21 @@ class RequestMemory:
             self._end(key, self._requests[key])
         return ended
 
-    def settle(self, msg_id: str) -> None:
+    def settle(self, key: str) -> None:
         """A message that gets neither reply nor idle (input_reply) is done when sent."""
-        known = self._requests.get(msg_id)
+        known = self._requests.get(key)
         if known is not None and known.running:
-            self._end(msg_id, known)
+            self._end(key, known)
 
-    def _remember(self, msg_id: str, msg_type: str) -> None:
-        self._requests[msg_id] = _Request(msg_type)
+    def _remember(self, key: str, msg_type: str, fingerprint: bytes) -> None:
+        self._requests[key] = _Request(msg_type, fingerprint)
         self._running += 1
         if msg_type == "execute_request":
-            self._executing[msg_id] = None
+            self._executing[key] = None
         if len(self._requests) > self._max_ids:
-            self._forget_oldest()
+            self._forget(*self._requests.popitem(last=False))
 
-    def _forget_oldest(self) -> None:
-        key, request = self._requests.popitem(last=False)
+    def _forget(self, key: str, request: _Request) -> None:
         if request.running:
             self._end(key, request)
         self._drop_ending(key, request)

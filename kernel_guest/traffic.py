@@ -18,7 +18,16 @@ from dataclasses import replace
 
 from kernel_guest.activity_report import ActivityReport
 from kernel_guest.channels import KernelChannels
-from kernel_guest.jupyter_parts import CONTENT, HEADER, PARENT, Signer, compose, is_type, text
+from kernel_guest.jupyter_parts import (
+    CONTENT,
+    HEADER,
+    PARENT,
+    Signer,
+    compose,
+    is_type,
+    request_key,
+    text,
+)
 from kernel_guest.jupyter_parts import unknown_outcome as compose_unknown_outcome
 from kernel_guest.ordering import ReplyGate
 from kernel_guest.requests import RequestMemory, Verdict
@@ -102,7 +111,7 @@ class KernelTraffic:
         if self._channels is None or self._sign is None:
             return False
         parts = compose(self._sign, "interrupt_request", b"{}", {})
-        self._own_ids.add(text(parts[HEADER], "msg_id"))
+        self._own_ids.add(request_key(parts[HEADER]))
         self._channels.send(Channel.CONTROL, parts)
         return True
 
@@ -116,26 +125,27 @@ class KernelTraffic:
         elif channel is Channel.CONTROL:
             self._from_control(message)
         else:
-            self.activity.on_input_request(text(parts[PARENT], "msg_id"))
+            self.activity.on_input_request(request_key(parts[PARENT]))
             self._emit(message)
 
     def _pass(self, channels: KernelChannels, message: LinkMessage) -> None:
         header = message.parts[HEADER]
-        msg_id, msg_type = text(header, "msg_id"), text(header, "msg_type")
-        verdict = self.requests.admit(msg_id, msg_type)
+        key, msg_type = request_key(header), text(header, "msg_type")
+        fingerprint = message.parts[0] or header
+        verdict = self.requests.admit(key, msg_type, fingerprint)
         if verdict is not Verdict.NEW:
             log.info("request %s repeated, it is %s", msg_type[:40], verdict.value)
             self._consumed(message)
-            self._answer_again(verdict, msg_id, message)
+            self._answer_again(verdict, key, message)
             return
         if message.channel is Channel.STDIN:
-            self.requests.settle(msg_id)
+            self.requests.settle(key)
             self.activity.on_input_reply()
         channels.send(message.channel, message.parts, message)
 
-    def _answer_again(self, verdict: Verdict, msg_id: str, message: LinkMessage) -> None:
+    def _answer_again(self, verdict: Verdict, key: str, message: LinkMessage) -> None:
         if verdict is Verdict.ANSWERED:
-            for again in self.requests.ending(msg_id):
+            for again in self.requests.ending(key):
                 self._emit(again)
         elif verdict is Verdict.UNKNOWN and self._sign is not None:
             if message.channel is Channel.STDIN:
@@ -155,7 +165,7 @@ class KernelTraffic:
             self.activity.on_output(late=not self.requests.executing)
             self._emit(message)
             return
-        parent_id = text(parts[PARENT], "msg_id")
+        parent_id = request_key(parts[PARENT])
         if not parent_id or text(parts[CONTENT], "execution_state") != "idle":
             self._emit(message)
             return
@@ -165,7 +175,7 @@ class KernelTraffic:
             self._emit(ready)
 
     def _from_shell(self, message: LinkMessage) -> None:
-        parent_id = text(message.parts[PARENT], "msg_id")
+        parent_id = request_key(message.parts[PARENT])
         self.requests.on_reply(parent_id, message)
         now_s = asyncio.get_running_loop().time()
         for ready in self._gate.on_reply(parent_id, message, now_s):
@@ -173,7 +183,7 @@ class KernelTraffic:
         self._watch_gate()
 
     def _from_control(self, message: LinkMessage) -> None:
-        parent_id = text(message.parts[PARENT], "msg_id")
+        parent_id = request_key(message.parts[PARENT])
         if parent_id in self._own_ids:
             self._own_ids.discard(parent_id)
             return
@@ -191,6 +201,6 @@ class KernelTraffic:
     def _expire(self) -> None:
         self._gate_timer = None
         for message in self._gate.expire(asyncio.get_running_loop().time()):
-            self.requests.settle(text(message.parts[PARENT], "msg_id"))
+            self.requests.settle(request_key(message.parts[PARENT]))
             self._emit(message)
         self._watch_gate()

@@ -34,9 +34,11 @@ IDLE, BUSY = "idle", "busy"
 
 @dataclass(slots=True)
 class Outstanding:
-    """One unfinished request. ``header`` is its own header, raw: the parent of what answers it."""
+    """One unfinished request: ``key`` as in messages.Header, ``header`` its own, raw (the parent
+    of what answers it).
+    """
 
-    msg_id: str
+    key: str
     msg_type: str
     channel: Channel
     header: bytes
@@ -76,8 +78,8 @@ class Requests:
     def __len__(self) -> int:
         return len(self._open)
 
-    def __contains__(self, msg_id: str) -> bool:
-        return msg_id in self._open
+    def __contains__(self, key: str) -> bool:
+        return key in self._open
 
     @property
     def waiting_input(self) -> bool:
@@ -95,13 +97,13 @@ class Requests:
             return None
         if len(self._open) >= self._limit:
             raise LinkFull("requests", len(self._open), self._limit)
-        entry = Outstanding(header.msg_id, header.msg_type, channel, bytes(parts[1]))
-        self._open[entry.msg_id] = entry
+        entry = Outstanding(header.key, header.msg_type, channel, bytes(parts[1]))
+        self._open[entry.key] = entry
         return entry
 
-    def forget(self, msg_id: str) -> None:
+    def forget(self, key: str) -> None:
         """It was answered without the kernel, or could not be queued."""
-        self._open.pop(msg_id, None)
+        self._open.pop(key, None)
 
     def observe(self, channel: Channel, parts: Sequence[bytes]) -> bool:
         """A message of the kernel; True when it changed what is unfinished or who waits.
@@ -119,23 +121,23 @@ class Requests:
             return self._asks_input(parts)
         if channel is Channel.IOPUB:
             return b'"status"' in parts[1] and self._status(parts)
-        entry = self._open.get(parent_of(parts).msg_id)
+        entry = self._open.get(parent_of(parts).key)
         if entry is None or entry.channel is not channel:
             return False
         entry.replied = True
         return self._settle(entry)
 
     def _asks_input(self, parts: Sequence[bytes]) -> bool:
-        msg_id = parent_of(parts).msg_id
-        if msg_id not in self._open or header_of(parts).msg_type != "input_request":
+        key = parent_of(parts).key
+        if key not in self._open or header_of(parts).msg_type != "input_request":
             return False
-        self._input_asked.add(msg_id)
+        self._input_asked.add(key)
         return True
 
     def _status(self, parts: Sequence[bytes]) -> bool:
         if header_of(parts).msg_type != "status":
             return False
-        entry = self._open.get(parent_of(parts).msg_id)
+        entry = self._open.get(parent_of(parts).key)
         if entry is None or content_of(parts).get("execution_state") != IDLE:
             return False
         entry.idle = True
@@ -143,14 +145,14 @@ class Requests:
 
     def _settle(self, entry: Outstanding) -> bool:
         if entry.finished:
-            del self._open[entry.msg_id]
-            self._input_asked.discard(entry.msg_id)
+            del self._open[entry.key]
+            self._input_asked.discard(entry.key)
             return True
         return False
 
     def restore(self, entries: Iterable[Outstanding]) -> None:
         """Entries that ``end_all`` gave and that are not to end after all."""
-        self._open.update((entry.msg_id, entry) for entry in entries)
+        self._open.update((entry.key, entry) for entry in entries)
 
     def end_all(self) -> list[Outstanding]:
         """The kernel is gone: all of them, oldest first; afterwards none is open."""

@@ -149,7 +149,7 @@ class Traffic:
 
     def _forget(self, entry: Outstanding | None) -> None:
         if entry is not None:
-            self.requests.forget(entry.msg_id)
+            self.requests.forget(entry.key)
 
     def flush(self, sink: Sink) -> bool:
         """Send what is held, in order; False when the link is full before all is sent."""
@@ -172,7 +172,7 @@ class Traffic:
         parts = self._composer.compose(msg_type, {}, now_s=self._now_s())
         if len(self._own) >= MAX_OWN:
             self._own.clear()
-        self._own[header_of(parts).msg_id] = _Own(on_reply)
+        self._own[header_of(parts).key] = _Own(on_reply)
         sink.send(jupyter(Channel.SHELL, parts))
 
     # -- kernel → client --------------------------------------------------------------------
@@ -191,8 +191,8 @@ class Traffic:
 
     def _is_own(self, channel: Channel, parts: tuple[bytes, ...]) -> bool:
         try:
-            msg_id = parent_of(parts).msg_id
-            own = self._own.get(msg_id)
+            key = parent_of(parts).key
+            own = self._own.get(key)
             if own is None:
                 return False
             if channel is Channel.SHELL:
@@ -202,7 +202,7 @@ class Traffic:
             elif content_of(parts).get("execution_state") == "idle":
                 own.idle = True
             if own.replied and own.idle:
-                self._own.pop(msg_id, None)
+                self._own.pop(key, None)
         except MalformedMessage:
             return False
         return True
@@ -264,8 +264,8 @@ class Traffic:
         if held_too:
             self._held.clear()
             self._held_bytes = 0
-        kept = {held.entry.msg_id: held.entry for held in self._held if held.entry is not None}
-        ended = [entry for entry in self.requests.end_all() if entry.msg_id not in kept]
+        kept = {held.entry.key: held.entry for held in self._held if held.entry is not None}
+        ended = [entry for entry in self.requests.end_all() if entry.key not in kept]
         self.requests.restore(kept.values())
         for entry in ended if tell else ():
             for ending in endings(entry, reason):

@@ -120,8 +120,8 @@ def test_dates_always_have_six_digits(now_s: float) -> None:
 
 def test_replies_go_to_who_asked_also_a_while_after() -> None:
     routes = ReplyRoutes()
-    routes.asked("m1", b"one")
-    routes.asked("m2", b"two")
+    routes.asked(Header("m1"), b"one")
+    routes.asked(Header("m2"), b"two")
     assert routes.asker(Header("m1")) == b"one"
     assert routes.answered(Header("m1")) == b"one"
     assert routes.asker(Header("m1")) == b"one"
@@ -137,7 +137,7 @@ def test_an_unknown_parent_falls_back_to_its_session_then_to_nobody() -> None:
 def test_the_memory_of_routes_is_bounded() -> None:
     routes = ReplyRoutes(limit=10, answered_limit=5)
     for n in range(30):
-        routes.asked(f"m{n}", b"client")
+        routes.asked(Header(f"m{n}"), b"client")
     assert len(routes) == 10
     assert routes.forgotten == 20
     for n in range(30):
@@ -147,3 +147,12 @@ def test_the_memory_of_routes_is_bounded() -> None:
 
 def test_sizes_count_all_parts() -> None:
     assert size_of((b"ab", b"", b"cde")) == 5
+
+
+def test_requests_of_different_types_may_share_an_id() -> None:
+    """A manager's control message bears the id of its client's first cell (see Header.key)."""
+    routes = ReplyRoutes()
+    routes.asked(Header("m0", "execute_request"), b"client")
+    routes.asked(Header("m0", "shutdown_request"), b"manager")
+    assert routes.answered(Header("m0", "shutdown_request")) == b"manager"
+    assert routes.answered(Header("m0", "execute_request")) == b"client"
