@@ -36,7 +36,7 @@ test: $(VENV)/.installed-dev ## the tests (at most 8 minutes on 2 cores)
 	$(PYTEST) -m "serial and not long and not upstream"
 
 test-full: test upstream ## everything: the long series and the upstream suites
-	$(PYTEST) -m "long" --timeout 3600
+	HYPOTHESIS_PROFILE=search $(PYTEST) -m "long" --timeout 3600
 
 test-ci: upstream ## the part of test-full that fits CI's hour
 	$(PYTEST) -m "long" --timeout 1800

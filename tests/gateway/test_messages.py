@@ -40,8 +40,12 @@ def test_splitting_inverts_joining(identities: list[bytes], parts: list[bytes]) 
 
 @given(st.lists(st.binary(max_size=20), max_size=8))
 def test_garbage_is_malformed_and_nothing_else(frames: list[bytes]) -> None:
-    with pytest.raises(MalformedMessage):
-        split_frames(frames)
+    try:
+        _, parts = split_frames(frames)
+    except MalformedMessage:
+        assert DELIMITER not in frames or len(frames) - frames.index(DELIMITER) <= 5
+    else:
+        assert len(parts) >= 5
 
 
 @given(st.tuples(*[st.binary(max_size=30)] * 5))
