@@ -19,6 +19,10 @@ Rules, and where they come from (JK 1.3, 1.4):
 * **Heartbeat is answered here**, asleep or not, while the kernel is logically alive.
 * **Welcome** (JEP 65). Each new subscription gets an ``iopub_welcome`` of the door's own, signed
   with the kernel's key; the guest's own welcomes are dropped.
+* **A reply does not overtake its outputs.** The link keeps the kernel's order; here the two part,
+  and a client that finds the reply first may stop collecting (nbclient waits 4 s for the rest). So
+  a shell reply is held while the outputs before it are still being taken, but not for a client
+  that has stopped taking. Control and stdin never wait.
 * **Backpressure.** What the session delivers is sent at once while ZMQ holds less than
   ``limit_bytes`` for the slowest client, else it waits in the door's queue, and the session is told
   with ``consumed`` only what has left that queue. So the session's credit window bounds the queue,
@@ -64,14 +68,17 @@ __all__ = ["CHANNEL_NAMES", "DoorSession", "DoorSettings", "ZmqDoor"]
 #: The five sockets, in the order in which connection files list them.
 CHANNEL_NAMES: Final = ("shell", "iopub", "stdin", "hb", "control")
 _KINDS: Final = dict.fromkeys(CHANNEL_NAMES, zmq.ROUTER) | {"iopub": zmq.XPUB}
+_URGENT: Final = frozenset({Channel.CONTROL, Channel.STDIN})
 _CHANNELS: Final = {"shell": Channel.SHELL, "stdin": Channel.STDIN, "control": Channel.CONTROL}
 
 #: Bytes that ZMQ may hold for the slowest client. A client that plots and prints reads this in
 #: well under a second; a client that is paused in a debugger costs this much memory.
 DEFAULT_LIMIT_BYTES: Final = 64 * 1024 * 1024
-#: How soon to look again whether a slow client has read, or the link has room. ZMQ's trackers
-#: and the link have no event for it; the wait occurs only while something is blocked.
-RETRY_S: Final = 0.01
+#: How soon to look again whether a slow client has read, or the link has room: the first time,
+#: and at most (it doubles). ZMQ's trackers and the link have no event for it; the wait occurs only
+#: while something is blocked.
+RETRY_FIRST_S: Final = 0.001
+RETRY_MOST_S: Final = 0.032
 
 
 class DoorSession(Protocol):
@@ -129,6 +136,7 @@ class ZmqDoor:
         self._waiting_bytes = 0
         self._refused: dict[str, tuple[bytes, ...]] = {}
         self._retry: asyncio.TimerHandle | None = None
+        self._retry_s = RETRY_FIRST_S
         self._knows_kernel = False
         self._counts = dict.fromkeys(("requests", "messages", "dropped", "unsigned"), 0)
 
@@ -151,7 +159,7 @@ class ZmqDoor:
         wanted = Address(self._settings.transport, self._settings.place, port)
         socket, address = make_socket(_KINDS[name], wanted, self._settings.curve)
         self._sockets[name], self._addresses[name] = socket, address
-        self._outboxes[name] = Outbox(socket)
+        self._outboxes[name] = Outbox(socket, self._clock)
         self._readers[name] = SocketReader(socket, self._handler(name))
 
     def _handler(self, name: str) -> Callable[[list[bytes]], bool | None]:
@@ -220,12 +228,17 @@ class ZmqDoor:
         """A message of the kernel; the session's ``on_message``. Never blocks, never raises for
         what a guest sent."""
         size_bytes = size_of(parts)
-        if self._waiting or self._unread_bytes() > self._settings.limit_bytes:
+        if channel not in _URGENT and (self._waiting or self._blocked(channel)):
             self._waiting.append((channel, tuple(parts), size_bytes))
             self._waiting_bytes += size_bytes
             self._look_again()
         else:
             self._pass_on(channel, parts, size_bytes)
+
+    def _blocked(self, channel: Channel) -> bool:
+        if self._unread_bytes() > self._settings.limit_bytes:
+            return True
+        return channel is Channel.SHELL and bool(self._sockets) and self._outboxes["iopub"].behind
 
     def _unread_bytes(self) -> int:
         return sum(outbox.pending_bytes for outbox in self._outboxes.values())
@@ -344,18 +357,21 @@ class ZmqDoor:
         """Try blocked work again soon. One timer for both directions, only while blocked."""
         if self._retry is None and self._sockets and (self._waiting or self._refused):
             loop = asyncio.get_running_loop()
-            self._retry = loop.call_later(RETRY_S, self._try_blocked)
+            self._retry = loop.call_later(self._retry_s, self._try_blocked)
 
     def _try_blocked(self) -> None:
         self._retry = None
+        before = len(self._waiting) + len(self._refused)
         self._send_waiting()
         for name in list(self._refused):
             if self._forward(name, self._refused.pop(name)):
                 self._readers[name].resume()
+        moved = len(self._waiting) + len(self._refused) < before
+        self._retry_s = RETRY_FIRST_S if moved else min(2 * self._retry_s, RETRY_MOST_S)
         self._look_again()
 
     def _send_waiting(self) -> None:
-        while self._waiting and self._unread_bytes() <= self._settings.limit_bytes:
+        while self._waiting and not self._blocked(self._waiting[0][0]):
             channel, parts, size_bytes = self._waiting.popleft()
             self._waiting_bytes -= size_bytes
             self._pass_on(channel, parts, size_bytes)

@@ -140,7 +140,7 @@ def test_a_child_of_a_fork_starts_its_own_kernel(box: Sandbox) -> None:
         if child:
             assert os.waitpid(child, 0)[1] == 0
     """
-    lines = sorted(box.run("python", "-W", "ignore", "-c", code).stdout.splitlines())
+    lines = sorted(box.run("python", "-u", "-W", "ignore", "-c", code).stdout.splitlines())
     assert lines == ["parent", "side False", "side True"]
 
 

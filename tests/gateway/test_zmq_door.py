@@ -13,7 +13,7 @@ import zmq
 from jupyter_client.blocking.client import BlockingKernelClient
 
 from gateway.bridge import bridge
-from gateway.clock import SystemClock
+from gateway.clock import ManualClock, SystemClock
 from gateway.door_sockets import CurveKeys
 from gateway.messages import Composer, Signer, frames_of, split_frames
 from gateway.zmq_door import DoorSettings, ZmqDoor
@@ -225,6 +225,46 @@ def test_a_slow_client_bounds_what_zmq_holds() -> None:
         slow.close(linger=0)
         assert lines == [f"{i:06}" for i in range(300)]
         wait_until(lambda: pair.door.statistics()["waiting_bytes"] == 0, within_s=10)
+
+
+def test_a_reply_waits_for_its_outputs_but_not_for_a_stopped_client() -> None:
+    clock = ManualClock()
+    door = ZmqDoor(DoorSettings(Signer(KEY)), clock, LOG)
+    composer = Composer(Signer(KEY))
+    line = composer.compose("stream", {"name": "stdout", "text": "x" * 50_000}, now_s=0)
+    bridge().call(door.open)
+    context: zmq.Context[Any] = zmq.Context()
+    asker, reader = context.socket(zmq.DEALER), context.socket(zmq.SUB)
+    try:
+        asker.connect(f"tcp://127.0.0.1:{door.ports['shell_port']}")
+        request = composer.compose("execute_request", {"code": ""}, now_s=0)
+        asker.send_multipart(frames_of([], request))
+        wait_until(lambda: door.statistics()["routes"] == 1, within_s=5)
+        reader.rcvhwm = 1
+        reader.setsockopt(zmq.RCVBUF, 65_536)
+        reader.connect(f"tcp://127.0.0.1:{door.ports['iopub_port']}")
+        reader.setsockopt(zmq.SUBSCRIBE, b"")
+        assert reader.poll(5_000), "no welcome"
+
+        async def finish_a_cell(lines: int) -> None:
+            for _ in range(lines):
+                door.deliver(Channel.IOPUB, line)
+            reply = composer.compose("execute_reply", {}, now_s=0, parent_header=request[1])
+            door.deliver(Channel.SHELL, reply)
+
+        bridge().call(finish_a_cell, 100)
+        assert not asker.poll(200), "the reply overtook its outputs"
+        for _ in range(1 + 100):  # the welcome, and the lines
+            reader.recv_multipart()
+        assert asker.poll(5_000), "the reply did not follow its outputs"
+        asker.recv_multipart()
+        bridge().call(finish_a_cell, 100)
+        assert not asker.poll(200)
+        bridge().call(clock.advance, 1.5)
+        assert asker.poll(5_000), "a stopped reader held up somebody else's reply"
+    finally:
+        context.destroy(linger=0)
+        bridge().call(door.close)
 
 
 def read_lines(socket: zmq.Socket[Any], count: int) -> list[str]:
