@@ -166,6 +166,7 @@ class Activity:
 
     def guest_silent(self, now_s: float) -> None:
         """It did not answer: nothing is known against parking."""
+        self._sample = (now_s, GuestReport(0, False, 0.0))
         self._quiet_said_s = now_s
 
     def noticed(self, now_s: float) -> None:
@@ -197,17 +198,16 @@ class Activity:
     def _decide_quiet(self, now_s: float) -> Decision:
         rules = self._rules
         idle_s = now_s - self._last_work_s
-        sampled = self._sample is not None and self._sample[0] >= self._last_work_s
         first_s = rules.park_after_s - rules.sample_s
         if idle_s < first_s:
             return self._keep_awake(now_s, until_s=first_s - idle_s)
-        if not sampled:
+        if self._sample is None or self._sample[0] < self._last_work_s:
             return Decision(Action.ASK_GUEST, rules.sample_s)
         if idle_s < rules.park_after_s:
             return self._keep_awake(now_s, until_s=rules.park_after_s - idle_s)
         if self._quiet_said_s is not None and self._quiet_said_s >= self._last_work_s:
             return Decision(self._sleep_action(idle_s), rules.park_after_s)
-        return Decision(Action.ASK_GUEST, rules.sample_s)
+        return Decision(Action.ASK_GUEST, 0.0)  # the answer decides at once
 
     def decide_parked(self, now_s: float) -> Decision:
         """For a closed link over a machine that may still run."""
