@@ -6,6 +6,7 @@ A seam with two real users: MicroVMs, and (in tests of the runner) an ordinary l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, Protocol
 
 from jupyter_client.manager import AsyncKernelManager
@@ -13,6 +14,7 @@ from traitlets.config import Config
 
 from gateway.batch.kernel import make_kernel_manager, profile_kernel_spec
 from gateway.batch.workspace import SessionWorkspace, Workspace
+from gateway.config import MicroVMGateway
 
 
 class KernelHost(Protocol):
@@ -57,6 +59,21 @@ class MicroVMHost:
     def reason(self, manager: AsyncKernelManager) -> str:
         session = _session(manager)
         return str(session.reason) if session is not None else ""
+
+
+def with_own_workspace(config: Config, settings: MicroVMGateway, profile: str) -> Config:
+    """Configuration in which `profile` copies the notebook's folder instead of using it in place.
+
+    For runs that bring files along or back: they must leave nothing in the user's own folders.
+    It narrows what the profile allows, so nobody gains a right by it.
+    """
+    if settings.profile(profile).workspace != "folder":
+        return config
+    table = {name: dict(entry) for name, entry in settings.profiles.items()}
+    table.setdefault(profile, {})["workspace_source"] = "upload"
+    changed = deepcopy(config)
+    changed.MicroVMGateway.profiles = table
+    return changed
 
 
 def _session(manager: AsyncKernelManager) -> Any:

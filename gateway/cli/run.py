@@ -9,9 +9,10 @@ import sys
 from typing import Any
 
 from traitlets import Bool, Float, Integer, List, Unicode
+from traitlets.config import Config
 
 import gateway.cli.lean  # noqa: F401  # before everything that imports nbformat
-from gateway.batch.host import MicroVMHost
+from gateway.batch.host import MicroVMHost, with_own_workspace
 from gateway.batch.inputs import plan_inputs
 from gateway.batch.kernel import library_log
 from gateway.batch.notebooks import PlannedRun, check_writable, plan_runs, read_notebook
@@ -56,6 +57,10 @@ class RunApp(MicroVMCommand):
     Each notebook gets a machine of its own, which is terminated whatever happens. The
     executed notebook is written to OUTPUT_DIR/NAME.ipynb, or to NAME.executed.ipynb in the
     current folder; a run that fails or is interrupted saves what it has.
+
+    On the local service a kernel works in the notebook's own folder. With --input or --collect
+    it works in a copy of it (or in what the profile's workspace_source says), so that the run
+    leaves nothing there.
 
     Exit codes: 0 done, 1 a cell raised or timed out, 2 wrong usage or input, 3 trouble with a
     machine or the service, 130 interrupted.
@@ -125,11 +130,16 @@ class RunApp(MicroVMCommand):
     async def _run(self, plans: list[PlannedRun], options: RunOptions) -> list[RunResult]:
         quiet = self.quiet or (self.json_output and not sys.stderr.isatty())
         progress = choose_progress(sys.stderr, quiet=quiet, notebooks=len(plans))
-        host = MicroVMHost(options.profile, self.config)
+        host = MicroVMHost(options.profile, self._host_config(options))
         try:
             return await run_all(plans, options, host, progress, SystemClock(), jobs=self.jobs)
         finally:
             progress.close()
+
+    def _host_config(self, options: RunOptions) -> Config:
+        if not (options.inputs or options.collect):
+            return self.config
+        return with_own_workspace(self.config, load_gateway(self.config), options.profile)
 
     def _report(self, results: list[RunResult]) -> None:
         print(as_json(results) if self.json_output else as_text(results), flush=True)
