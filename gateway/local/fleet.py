@@ -146,7 +146,15 @@ class Fleet:
                 record, state="TERMINATED", state_reason=SERVICE_ENDED, terminated_at=now_s
             )
             self._around.state.put_machine(ended)
-        self._around.state.forget_machines(now_s - self._around.settings.ended_retention_s)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Forget what ended long ago, and the oldest logs."""
+        state, settings = self._around.state, self._around.settings
+        state.forget_machines(self._around.clock.now_s() - settings.ended_retention_s)
+        logs = sorted(self._logs_dir.glob("*.log"), key=lambda path: path.stat().st_mtime)
+        for path in logs[: -self._around.settings.kept_logs]:
+            path.unlink(missing_ok=True)
 
     async def close(self) -> None:
         """End every machine and close every endpoint."""
@@ -171,6 +179,7 @@ class Fleet:
     @implements("terminated-endpoint-lingers")
     def _on_ended(self, machine: Machine) -> None:
         del self._live[machine.microvm_id]
+        self._prune()
         self._lingering[machine.microvm_id] = machine
         self._around.clock.call_later(LINGER_S, lambda: self._forget([machine]))
         self._forget(list(self._lingering.values())[:-MAX_LINGERING])

@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from gateway.errors import LocalServiceTrouble
@@ -67,6 +68,7 @@ _LOCK_PAUSE_S = 0.05
 _LONGEST_MACHINES_DIR = 60 - len("/0123456789ab/run") - 1
 _ROOM_FOR_MACHINES = Path("/tmp")  # noqa: S108  # mkdtemp makes a private folder in it
 _BACKLOG = 1024
+LOG_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,12 +318,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(str(error), 2)
     if options.detach and os.fork():
         os._exit(0)  # the starter waits for us, init waits for the service
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    _log_to(state_folder(options.state_dir).log if options.detach else None)
     try:
         asyncio.run(_serve(options, settings))
     except LocalServiceTrouble as trouble:
         return _complain(str(trouble), trouble.exit_code)
     return 0
+
+
+def _log_to(path: Path | None) -> None:
+    """Log to stderr, or to a bounded file: who started us does not read."""
+    handler: logging.Handler = logging.StreamHandler()
+    if path is not None:
+        handler = RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler]
+    )
 
 
 def _complain(sentence: str, code: int) -> int:

@@ -64,6 +64,7 @@ class ServiceSettings:
     connection_caps: bool = True
     request_caps: bool = False
     bandwidth_caps: bool = False
+    kept_logs: int = 200  # of ended machines, in the state folder
     ended_retention_s: float = 86_400.0  # LM 3.4: "about a day"; others saw longer
 
     @property

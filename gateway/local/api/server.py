@@ -117,7 +117,11 @@ class ApiServer:
     async def _serve(self, request: HTTPServerRequest) -> None:
         self._on_request()
         answer = await self._answer(request)
-        log.info("%s %s %d", request.method, request.path, answer.status)
+        quiet = request.method == "GET" and answer.status < 400
+        log.log(
+            logging.DEBUG if quiet else logging.INFO,
+            "%s %s %d", request.method, request.path, answer.status,
+        )  # fmt: skip
         headers = HTTPHeaders({"x-amzn-RequestId": str(uuid.uuid4()), **answer.headers})
         if answer.status != 204:
             headers["Content-Length"] = str(len(answer.body))
