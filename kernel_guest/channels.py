@@ -87,6 +87,8 @@ class _Socket:
         self._option = cast(Callable[[int], int], socket.getsockopt)
         self._fd = self._option(zmq.FD)
         loop.add_reader(self._fd, self.turn)
+        # What happened to the socket so far may have taken the first edge.
+        self._continue()
 
     @property
     def pending(self) -> int:
