@@ -7,7 +7,7 @@ A kernel of ours is the stock application with the stock kernel and shell in it;
 - an interrupt reaches a cell that awaits at once;
 - nothing is printed about how to connect;
 - the end of the parent ends the kernel at once, by the operating system instead of by a thread
-  that polls (`processes.die_with_parent`), and JPY_PARENT_PID is not set.
+  that polls (`processes.fork`), and JPY_PARENT_PID is not set.
 
 **What a fork must not keep.** The template's signals, session, descriptors, argv, environment and
 randomness, and what modules computed from them when they were imported. `become_kernel` goes
@@ -31,9 +31,14 @@ if __name__ == "__main__":
     if sys.path[0] == "" or pathlib.Path(sys.path[0]) == pathlib.Path.cwd():
         del sys.path[0]
 
+import os
+
+# ipykernel reads it when it is imported. The service may have been started from a kernel, whose
+# parent has nothing to do with ours.
+os.environ.pop("JPY_PARENT_PID", None)
+
 import importlib.util
 import locale
-import os
 import signal
 import socket
 import tempfile

@@ -86,13 +86,10 @@ def begin(setup: MachineSetup) -> Role:
     processes.become_subreaper()
     _make_folders(setup.folder)
     ours, theirs = socket.socketpair()
-    machine = os.getpid()
-    agent = processes.fork()
+    agent = processes.fork(ours.close)
     if agent == 0:
-        processes.die_with_parent(machine)
         os.setpgrp()
         processes.reset_signals()
-        ours.close()
         return partial(setup.agent, setup.agent_listener, setup.hook_listener, theirs, setup.folder)
     for inherited in (theirs, setup.agent_listener, setup.hook_listener):
         inherited.close()
@@ -187,25 +184,41 @@ class Machine:
     def _spawn(self, call_id: int, request: SpawnRequest) -> Role | None:
         self._spawned += 1
         launch = plan(self._spawned, request, self._folder, self._facts)
-        machine = os.getpid()
-        launch.write_connection_file()
-        if launch.kind is not Kind.FORK:
-            self._started(call_id, launch, _execute(launch, machine))
-            return None
-        pid = _try_fork()
+        try:
+            launch.write_connection_file()
+            forks = launch.kind is Kind.FORK
+            pid = processes.fork(self._detach) if forks else self._execute(launch)
+        except (OSError, processes.NotForkable) as error:
+            launch.remove_files()
+            raise SpawnFailed("not_startable", f"Cannot start a kernel: {error}.") from error
         if pid == 0:
-            processes.die_with_parent(machine)
-            self._detach()
             return partial(launcher.run, launch)
-        self._started(call_id, launch, pid)
-        return None
-
-    def _started(self, call_id: int, launch: Launch, pid: int) -> None:
         self._kernels[pid] = launch
         self._answer(call_id, **launch.spawned(pid))
+        return None
+
+    def _execute(self, launch: Launch) -> int:
+        """Start `launch.argv` and see it running. Raises OSError if it is not executable."""
+        reader, writer = os.pipe()  # both ends close on exec
+        try:
+            pid = processes.fork(self._detach)
+            if pid == 0:
+                launcher.execute(launch, writer)
+        finally:
+            os.close(writer)
+        ready, _, _ = select.select([reader], [], [], _EXEC_DEADLINE_S)
+        trouble = os.read(reader, 4096).decode(errors="replace") if ready else "no sign of life"
+        os.close(reader)
+        if trouble:
+            processes.kill_quietly(pid, signal.SIGKILL)
+            raise OSError(f"{launch.argv[0]}: {trouble}")
+        return pid
 
     def _signal(self, pid: int, number: int) -> bool:
-        return pid in self._kernels and processes.kill_group(pid, number)
+        if pid not in self._kernels:
+            return False
+        # A kernel that was forked a moment ago has no group of its own yet.
+        return processes.kill_group(pid, number) or processes.kill_quietly(pid, number)
 
     def _answer(self, call_id: int, **result: Any) -> None:
         self._send({"id": call_id, "ok": result})
@@ -239,28 +252,3 @@ class Machine:
             print("kernel_guest: processes of this machine could not be killed", file=sys.stderr)
             status = 1
         sys.exit(status)
-
-
-def _try_fork() -> int:
-    try:
-        return processes.fork()
-    except OSError as error:
-        raise SpawnFailed("not_startable", f"Cannot start a process: {error}.") from error
-
-
-def _execute(launch: Launch, machine: int) -> int:
-    """Start `launch.argv` and see it running. Raises SpawnFailed if it is not executable."""
-    reader, writer = os.pipe()  # both ends close on exec
-    pid = _try_fork()
-    if pid == 0:
-        processes.die_with_parent(machine)
-        launcher.execute(launch, writer)
-    os.close(writer)
-    ready, _, _ = select.select([reader], [], [], _EXEC_DEADLINE_S)
-    trouble = os.read(reader, 4096).decode(errors="replace") if ready else "no sign of life"
-    os.close(reader)
-    if trouble:
-        processes.kill_quietly(pid, signal.SIGKILL)
-        launch.remove_files()
-        raise SpawnFailed("not_startable", f"Cannot start {launch.argv[0]}: {trouble}.")
-    return pid

@@ -24,7 +24,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,6 +36,9 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 LINUX = sys.platform == "linux"
+
+# Exit status of a fork that did not become what it was made for (EX_SOFTWARE of sysexits.h).
+EX_CHILD = 70
 
 # Loaded once in the template: dlopen in every fork would cost more than the call itself.
 _libc = ctypes.CDLL(None, use_errno=True) if LINUX else None
@@ -62,22 +66,37 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when `parent_pid` ends; leave at once if it already has.
+def _die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends; leave at once if it already has.
 
-    Called by a freshly forked child. Nothing happens outside Linux.
+    Nothing happens outside Linux.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if LINUX and os.getppid() != parent_pid:
-        os._exit(1)
+        os._exit(EX_CHILD)
 
 
-def fork() -> int:
-    """os.fork, after making sure that this process can be copied. Raises NotForkable."""
+def fork(detach: Callable[[], object]) -> int:
+    """Fork a child that dies with this process. Out: its pid, or 0 in the child.
+
+    `detach` runs in the child and lets go of what is the parent's; it sees the child's own pid and
+    nothing else of its future. A child that does not get through this ends at once: it must never
+    go on as a second parent. Raises NotForkable if this process cannot be copied, OSError if the
+    system refuses.
+    """
     trouble = why_not_forkable()
     if trouble:
         raise NotForkable(trouble)
-    return os.fork()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _die_with_parent(parent)
+            detach()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(EX_CHILD)
+    return pid
 
 
 def why_not_forkable() -> str:

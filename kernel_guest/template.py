@@ -237,15 +237,15 @@ class Template:
         return role
 
     def _fork_machine(self, request: MachineRequest) -> Role | None:
-        template = os.getpid()
-        pid = processes.fork()
+        pid = processes.fork(self._detach)
         if pid == 0:
-            processes.die_with_parent(template)
-            self._control.close()
-            self._watch.detach()
             return partial(_become_machine, request, self._facts, self._agent)
         self._answer({"pid": pid, "microvm_id": request.microvm_id})
         return None
+
+    def _detach(self) -> None:
+        self._control.close()
+        self._watch.detach()
 
     def _refuse(self, microvm_id: str | None, code: str, message: str) -> None:
         self._answer({**error_body(code, message), "microvm_id": microvm_id})
