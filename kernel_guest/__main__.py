@@ -76,8 +76,13 @@ def _leave_working_folder_out() -> None:
 
 
 def _listen(address: str) -> socket.socket:
+    """Bind `host:port`, or end with status 2 and one sentence."""
     host, _, port = address.rpartition(":")
-    return socket.create_server((host, int(port)), backlog=_BACKLOG)
+    try:
+        return socket.create_server((host, int(port)), backlog=_BACKLOG)
+    except (OSError, ValueError, OverflowError) as error:
+        print(f"kernel_guest: cannot listen on {address}: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":
