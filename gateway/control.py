@@ -27,6 +27,7 @@ import gc
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -353,6 +354,8 @@ def _machine(answer: Mapping[str, Any]) -> MachineInfo:
     """Tolerant: members may be absent, and a listing has fewer of them (LM 2, 3.2)."""
     endpoint = answer.get("endpoint")
     started = answer.get("startedAt")
+    if "microvmId" not in answer:  # an HTML page under status 200 parses to nothing at all
+        raise ServiceFault("the service", None, "its answer names no machine")
     return MachineInfo(
         microvm_id=answer["microvmId"],
         state=answer.get("state", ""),
@@ -417,14 +420,14 @@ def _make_client(access: ServiceAccess) -> BaseClient:
     return client
 
 
-def prewarm(access: Callable[[], ServiceAccess | None]) -> None:
+def prewarm(access: Callable[[], ServiceAccess | None]) -> Future[None]:
     """Make the client in the background, and import what a first link needs.
 
     ``access`` is called on a worker and says without side effects what is known
     already, or None; then only the imports are done. A failure here is not
-    reported: the first real call meets it again and reports it.
+    reported: the first real call meets it again and reports it. The future is for tests.
     """
-    bridge().submit(partial(_prewarm, access))
+    return bridge().submit(partial(_prewarm, access))
 
 
 def _prewarm(access: Callable[[], ServiceAccess | None]) -> None:
