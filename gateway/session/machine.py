@@ -96,6 +96,10 @@ class Machine:
         started_s = self._clock.monotonic_s()
         try:
             token = await self._control.auth_token(self.microvm_id, AGENT_PORT, self._token_minutes)
+        except MachineGone:
+            self._keeper.mint_failed()
+            await self.look()  # raises it with the service's reason, which this call never has
+            raise
         except BaseException:
             self._keeper.mint_failed()
             raise
