@@ -124,6 +124,7 @@ def become_kernel(launch: Launch) -> None:
     _become_process(launch)
     os.environ.clear()
     os.environ.update(launch.env)
+    _see_installed_packages()
     _forget_what_was_read_once()
     _reseed()
     sys.argv = [_STOCK_LAUNCHER, *launch.argv[launch.argv.index("-f") :]]
@@ -159,11 +160,22 @@ def _forget_what_was_read_once() -> None:
         locale.setlocale(locale.LC_CTYPE, "")
     tempfile.tempdir = None
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
-    for path in [path for path, finder in sys.path_importer_cache.items() if finder is None]:
-        del sys.path_importer_cache[path]  # a folder that did not exist then may exist now
     if "matplotlib" in sys.modules:
         backend = os.environ.get("MPLBACKEND") or _INLINE_BACKEND
         sys.modules["matplotlib"].rcParams["backend"] = backend
+
+
+def _see_installed_packages() -> None:
+    """What `pip install` puts into the workspace can be imported at once, here and in children.
+
+    The agent sets PIP_TARGET (workspace.py). It sets PYTHONPATH, which would make the kernel a cold
+    one, only when something is installed there.
+    """
+    target = os.environ.get("PIP_TARGET")
+    if target and target not in sys.path:
+        sys.path.insert(0, target)
+        rest = [path for path in [os.environ.get("PYTHONPATH")] if path]
+        os.environ["PYTHONPATH"] = os.pathsep.join([target, *rest])
 
 
 def _reseed() -> None:
@@ -185,5 +197,6 @@ _STOCK_LAUNCHER = _stock_launcher()
 
 
 if __name__ == "__main__":
+    _see_installed_packages()
     sys.argv[0] = _STOCK_LAUNCHER
     GuestKernelApp.launch_instance()

@@ -33,6 +33,7 @@ import select
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -112,6 +113,7 @@ class Machine:
         self._facts = facts
         self._host = host
         self._host.setblocking(False)
+        self._pid = os.getpid()
         self._agent_pid = agent_pid
         self._incoming = bytearray()
         self._outgoing = bytearray()
@@ -121,6 +123,13 @@ class Machine:
 
     def run(self) -> Role:
         """Serve until the end, which is a SystemExit; returns only in a forked kernel."""
+        try:
+            return self._serve_forever()
+        except Exception:
+            traceback.print_exc()
+            self._end(1)
+
+    def _serve_forever(self) -> Role:
         while True:
             host = self._host.fileno()
             writers = [host] if self._outgoing else []
@@ -245,6 +254,8 @@ class Machine:
         self._watch.detach()
 
     def _end(self, status: int) -> NoReturn:
+        if os.getpid() != self._pid:  # a fork that failed on its way out of here
+            os._exit(processes.EX_CHILD)
         groups = [self._agent_pid, *self._kernels]
         for launch in self._kernels.values():
             launch.remove_files()

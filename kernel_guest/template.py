@@ -21,7 +21,8 @@ pair, one JSON object a packet):
     {"op": "machine", "microvm_id", "folder", "agent_fd", "hook_fd", "log_fd", "cgroup", "env"}
         with descriptors attached, which the three `_fd` members index
         -> {"pid", "microvm_id"}, or {"error": {"code", "message"}, "microvm_id"}
-    {"op": "ping"} -> {"ok": true, "modules": n}
+    {"op": "ping"} -> {"ok": true, "modules": n, "stale": why its forks are cold, or ""}
+        a stale template works, but slowly: whoever started it should start another
     when a machine's init has ended -> {"exited": pid, "status": wait status}
     end of the socket: every machine of this template is killed, then the template ends
 
@@ -66,12 +67,9 @@ MODULES = (
     "pydoc",
     "sqlite3",
     # the agent
-    "cryptography.hazmat.primitives.asymmetric.ed25519",
     "jupyter_client.kernelspec",
-    "tornado.httpserver",
+    "kernel_guest.agent",
     "tornado.platform.asyncio",
-    "tornado.web",
-    "tornado.websocket",
     "zmq.asyncio",
 )
 
@@ -94,6 +92,8 @@ def preimport(libraries: tuple[str, ...] = ()) -> None:
     for name in libraries:
         _preimport_library(name)
     _settle_library_threads()
+    for path in [path for path, finder in sys.path_importer_cache.items() if finder is None]:
+        del sys.path_importer_cache[path]  # a folder that is not there now may be there in a fork
     gc.collect()
     gc.freeze()
 
@@ -181,6 +181,7 @@ class Template:
 
     def __init__(self, control: socket.socket, facts: TemplateFacts, agent: Agent) -> None:
         processes.become_subreaper()
+        self._pid = os.getpid()
         self._control = control
         self._facts = facts
         self._agent = agent
@@ -188,25 +189,33 @@ class Template:
 
     def run(self) -> Role | None:
         """Serve until the control socket closes or SIGTERM; a Role is returned in a fork only."""
+        try:
+            role = self._serve_forever()
+        except Exception:
+            if os.getpid() == self._pid:
+                processes.end_all_children((), _END_DEADLINE_S)
+            raise
+        if role is None and not processes.end_all_children((), _END_DEADLINE_S):
+            sys.exit("kernel_guest: processes of this template's machines could not be killed")
+        return role
+
+    def _serve_forever(self) -> Role | None:
+        sources = [self._control.fileno(), self._watch.fileno()]
         while True:
-            sources = [self._control.fileno(), self._watch.fileno()]
             readable, _, _ = select.select(sources, [], [])
             self._watch.drain()
             for pid, status in processes.reap():
                 self._answer({"exited": pid, "status": status})
             if self._watch.terminated:
-                break
+                return None
             if sources[0] not in readable:
                 continue
             data, fds = self._receive()
             if not data:
-                break
+                return None
             role = self._serve(data, fds)
             if role is not None:
                 return role
-        if not processes.end_all_children((), _END_DEADLINE_S):
-            sys.exit("kernel_guest: processes of this template's machines could not be killed")
-        return None
 
     def _receive(self) -> tuple[bytes, list[int]]:
         try:
@@ -222,7 +231,8 @@ class Template:
             message = json.loads(data)
             microvm_id = message.get("microvm_id")
             if message["op"] == "ping":
-                self._answer({"ok": True, "modules": len(sys.modules)})
+                stale = self._facts.reason_for_cold(os.environ)
+                self._answer({"ok": True, "modules": len(sys.modules), "stale": stale})
             elif message["op"] == "machine":
                 role = self._fork_machine(MachineRequest.from_packet(message, fds))
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import stat
 from collections.abc import Iterator
@@ -200,7 +201,7 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def numeric_template() -> Iterator[Any]:
     """A template with the libraries of a profile."""
-    with running_template(KERNEL_GUEST_PREIMPORT="numpy, pandas, matplotlib") as template:
+    with running_template(KERNEL_GUEST_PREIMPORT="numpy, pandas, matplotlib.pyplot") as template:
         yield template
 
 
@@ -274,6 +275,40 @@ def test_the_connection_file_is_private(machine: Machine) -> None:
             assert stat.S_IMODE(os.stat(machine.folder / "run").st_mode) == 0o700
 
     asyncio.run(scenario())
+
+
+def install(packages: Path, version: int) -> None:
+    """What pip does for another version, as far as a running interpreter can see it."""
+    for old in packages.glob("demo*"):
+        shutil.rmtree(old)
+    (packages / "demo").mkdir(parents=True)
+    (packages / "demo" / "__init__.py").write_text(f"VERSION = {version}\n")
+    (packages / f"demo-{version}.dist-info").mkdir()
+
+
+def test_another_version_of_a_preimported_package_is_seen_after_a_restart(
+    short_folder: Path, tmp_path: Path
+) -> None:
+    packages = tmp_path / "site-packages"
+    install(packages, 1)
+    env = {"PYTHONPATH": str(packages), "KERNEL_GUEST_PREIMPORT": "demo"}
+
+    async def scenario(machine: Machine) -> None:
+        async with machine.host() as host:
+            for version in (1, 2):
+                if version > 1:
+                    install(packages, version)
+                kernel = await host.spawn(SpawnRequest(key=KEY, cwd="/"))
+                assert kernel.cold == (version > 1)
+                async with client_of(kernel) as client:
+                    cell = await run_cell(client, "import demo; print(demo.VERSION)")
+                    assert cell.stdout == f"{version}\n"
+            assert kernel.reason == "installed distributions changed"
+
+    with running_template(**env) as template, template.machine(short_folder) as machine:
+        assert template.call({"op": "ping"})["stale"] == ""
+        asyncio.run(scenario(machine))
+        assert template.call({"op": "ping"})["stale"] == "installed distributions changed"
 
 
 def test_a_cold_kernel_is_the_same_kernel(machine: Machine) -> None:

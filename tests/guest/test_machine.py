@@ -204,8 +204,11 @@ def test_garbage_on_the_socket_is_answered_or_ends_the_machine(machine: Machine)
         assert (answer["id"], answer["error"]["code"]) == (5, "bad_request")
         host.sendall(b'{"op": "spawn", "id": 6, "request": {}}\n')
         assert json.loads(host.recv(65536))["error"]["code"] == "bad_request"
+        below = processes.descendants(machine.pid)
+        assert below
         host.sendall(b"not json\n")
-        assert machine.template.wait_ended(machine.pid) != 0
+        assert os.waitstatus_to_exitcode(machine.template.wait_ended(machine.pid)) == 1
+        assert alive(below) == []
 
 
 def test_a_request_may_come_in_pieces(machine: Machine) -> None:
