@@ -30,6 +30,8 @@ class Target:
             yield self
         finally:
             server.close()
+            for _ in range(10):  # a connection that was just accepted comes to its handler
+                await asyncio.sleep(0)
             for writer in self._served.values():
                 writer.transport.abort()
             if self._served:
