@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -250,7 +251,7 @@ class KernelSupervisor:
             cwd=workspace.working_folder(arguments.cwd),
             signature_scheme=arguments.signature_scheme,
             kernel_name=arguments.kernel_name,
-            env=env | workspace.kernel_env(env),
+            env=env | workspace.kernel_env({**os.environ, **env}),
             extra_arguments=arguments.extra_arguments,
         )
 

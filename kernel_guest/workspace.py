@@ -109,13 +109,16 @@ class Workspace:
         return str(found)
 
     def kernel_env(self, env: Mapping[str, str]) -> dict[str, str]:
-        """What a kernel's environment gets from the workspace, over what was asked for."""
+        """What a kernel's environment `env` gets from the workspace on top."""
         if not self.own:
             return {}
         packages = self.root / PACKAGES
+        # It exists before the first import looks for it: a finder that found no folder
+        # would not look again.
+        packages.mkdir(exist_ok=True)
         # With a target, pip leaves an older version in place unless told to upgrade.
         made = {"PIP_TARGET": str(packages), "PIP_UPGRADE": "1"}
-        if packages.is_dir() and any(packages.iterdir()):
+        if any(packages.iterdir()):
             rest = env.get("PYTHONPATH")
             made["PYTHONPATH"] = os.pathsep.join([str(packages), *([rest] if rest else [])])
         return made
