@@ -25,7 +25,12 @@ class Where:
     reason: str
 
     def __str__(self) -> str:
-        return f"cell {self.cell} of {self.cells}" if self.cell else "before the first cell"
+        return f"in {self.label}" if self.cell else "before the first cell"
+
+    @property
+    def label(self) -> str:
+        """For the beginning of a sentence."""
+        return f"cell {self.cell} of {self.cells}"
 
 
 def describe_failure(error: BaseException, where: Where) -> Failure:
@@ -37,7 +42,7 @@ def describe_failure(error: BaseException, where: Where) -> Failure:
         case CellExecutionError():
             return _cell_error(error, where)
         case CellTimeoutError():
-            sentence = f"{_upper(where)} did not finish within {where.timeout_s:g} s (--timeout)."
+            sentence = f"{_subject(where)} did not finish within {where.timeout_s:g} s (--timeout)."
             return Failure(Status.NOTEBOOK_ERROR, sentence, where.cell, "CellTimeoutError")
         case DeadKernelError():
             return _dead_kernel(where)
@@ -51,7 +56,7 @@ def describe_failure(error: BaseException, where: Where) -> Failure:
 
 def interrupted(where: Where) -> Failure:
     """The failure of a run that Ctrl-C or SIGTERM stopped."""
-    return Failure(Status.INTERRUPTED, f"Interrupted, {where}.", where.cell)
+    return Failure(Status.INTERRUPTED, f"Interrupted {where}.", where.cell)
 
 
 def _cell_error(error: CellExecutionError, where: Where) -> Failure:
@@ -60,22 +65,21 @@ def _cell_error(error: CellExecutionError, where: Where) -> Failure:
         return _dead_kernel(where)
     if name == "StdinNotImplementedError":
         sentence = (
-            f"{_upper(where)} asks for input, which nobody can type in a batch run; "
+            f"{_subject(where)} asks for input, which nobody can type in a batch run; "
             "pass values with -p name=value."
         )
     else:
-        sentence = f"{_upper(where)} raised {name}: {_one_line(error.evalue)}"
+        sentence = f"{_subject(where)} raised {name}: {_one_line(error.evalue)}"
     return Failure(Status.NOTEBOOK_ERROR, sentence, where.cell, name)
 
 
 def _dead_kernel(where: Where) -> Failure:
-    reason = f": {_one_line(where.reason)}" if where.reason else "."
-    return Failure(Status.TROUBLE, f"The kernel died, {where}{reason}", where.cell, "DeadKernel")
+    reason = f": {_one_line(where.reason)}" if where.reason else ""
+    return Failure(Status.TROUBLE, f"The kernel died {where}{reason}.", where.cell, "DeadKernel")
 
 
-def _upper(where: Where) -> str:
-    text = str(where)
-    return text[0].upper() + text[1:]
+def _subject(where: Where) -> str:
+    return where.label.capitalize()
 
 
 def _one_line(text: str) -> str:

@@ -5,6 +5,7 @@ A seam with two real users: MicroVMs, and (in tests of the runner) an ordinary l
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from traitlets.config import Config
 from gateway.batch.kernel import make_kernel_manager, profile_kernel_spec
 from gateway.batch.workspace import SessionWorkspace, Workspace
 from gateway.config import MicroVMGateway
+from gateway.lifecycle import Phase
 
 
 class KernelHost(Protocol):
@@ -58,7 +60,26 @@ class MicroVMHost:
 
     def reason(self, manager: AsyncKernelManager) -> str:
         session = _session(manager)
-        return str(session.reason) if session is not None else ""
+        if session is None:
+            return ""
+        if session.phase in _MACHINE_ENDS:
+            return f"machine {session.microvm_id} is gone ({session.reason})"
+        return describe_exit(session.exit_status())
+
+
+# Phases in which the machine has ended without our asking.
+_MACHINE_ENDS = frozenset({Phase.LOST, Phase.FAILED})
+
+
+def describe_exit(status: int | None) -> str:
+    """What the exit status of a kernel process says to people; empty while it lives."""
+    if status is None:
+        return ""
+    if status == -signal.SIGKILL:
+        return "its process was killed (SIGKILL), which often means that memory ran out"
+    if status < 0:
+        return f"its process ended by signal {-status}"
+    return f"its process ended with status {status}"
 
 
 def with_own_workspace(config: Config, settings: MicroVMGateway, profile: str) -> Config:

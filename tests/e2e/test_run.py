@@ -14,6 +14,7 @@ import nbformat
 import pytest
 
 from tests.e2e.sandbox import Sandbox, sandbox
+from tests.e2e.service import assert_nothing_left, machine_states
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def box() -> Iterator[Sandbox]:
 @pytest.fixture(autouse=True)
 def nothing_left(box: Sandbox) -> Iterator[None]:
     yield
-    box.assert_all_terminated()
+    assert_nothing_left(box)
 
 
 def run(box: Sandbox, *arguments: object, **options: Any) -> Any:
@@ -64,7 +65,7 @@ def test_json_says_everything(box: Sandbox) -> None:
     (notebook,) = document["notebooks"]
     assert document["exit_code"] == done.returncode == 0
     assert notebook["cells"] == {"total": 2, "executed": 2, "failed": 0}
-    assert notebook["machine"]["microvm_id"] in box.machine_states()
+    assert notebook["machine"]["microvm_id"] in machine_states(box)
     assert {phase["name"] for phase in notebook["phases"]} == {
         "launch", "connect", "execute", "teardown",
     }  # fmt: skip

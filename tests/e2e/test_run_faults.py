@@ -16,8 +16,14 @@ import nbformat
 import pytest
 
 from gateway.local import client
-from tests.e2e.faults import clear_faults, order_fault
 from tests.e2e.sandbox import Sandbox, sandbox
+from tests.e2e.service import (
+    assert_nothing_left,
+    clear_faults,
+    machine_states,
+    microvms,
+    order_fault,
+)
 from tests.support.waiting import wait_until
 
 #: A cell that says that it runs, and then does nothing for long.
@@ -29,6 +35,7 @@ END_LIMIT_S = 40
 @pytest.fixture(scope="module")
 def box() -> Iterator[Sandbox]:
     with sandbox() as made:
+        run(made, made.notebook("1"))  # so that the image of this environment exists
         yield made
 
 
@@ -36,11 +43,7 @@ def box() -> Iterator[Sandbox]:
 def nothing_left(box: Sandbox) -> Iterator[None]:
     yield
     clear_faults(box)
-    wait_until(
-        lambda: set(box.machine_states().values()) <= {"TERMINATED"},
-        within_s=10, what="every machine terminated",
-    )  # fmt: skip
-    wait_until(lambda: not box.machine_processes(), within_s=10, what="no process left")
+    assert_nothing_left(box)
 
 
 def sentence(done: Any, code: int) -> str:
@@ -65,13 +68,13 @@ class LongRun:
         marker = box.folder / "begun"
         marker.unlink(missing_ok=True)
         path = box.notebook("print('kept')", cell, name="long.ipynb")
-        known = set(box.machine_states())
+        known = set(machine_states(box))
         self.process = box.popen(
             "jupyter-microvm", "run", str(path), "--output-dir", "out", *options,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         wait_until(marker.exists, within_s=60, what="the second cell runs")
-        (self.machine,) = set(box.machine_states()) - known
+        (self.machine,) = set(machine_states(box)) - known
 
     def end(self) -> Any:
         stdout, stderr = self.process.communicate(timeout=END_LIMIT_S)
@@ -89,39 +92,43 @@ def test_a_signal_saves_and_terminates(box: Sandbox, number: int) -> None:
     running = LongRun(box)
     running.process.send_signal(number)
     done = running.end()
-    assert sentence(done, 130) == "long.ipynb: Interrupted, cell 2 of 2."
+    assert sentence(done, 130) == "long.ipynb: Interrupted in cell 2 of 2."
     assert running.saved() == ["kept\n", "begun\n"]
-    assert box.machine_states()[running.machine] == "TERMINATED"
+    assert machine_states(box)[running.machine] == "TERMINATED"
 
 
 def test_ctrl_c_twice_in_a_terminal_still_terminates(box: Sandbox) -> None:
     running = LongRun(box, cell=LONG_CELL.replace("time.sleep(600)", "exec('while True: pass')"))
     os.killpg(running.process.pid, signal.SIGINT)
     os.killpg(running.process.pid, signal.SIGINT)
-    assert sentence(running.end(), 130) == "long.ipynb: Interrupted, cell 2 of 2."
-    assert box.machine_states()[running.machine] == "TERMINATED"
+    assert sentence(running.end(), 130) == "long.ipynb: Interrupted in cell 2 of 2."
+    assert machine_states(box)[running.machine] == "TERMINATED"
 
 
 def test_a_kernel_that_dies(box: Sandbox) -> None:
     done = run(box, box.notebook("print('kept')", "import os; os.kill(os.getpid(), 9)"))
     said = sentence(done, 3)
-    assert said.startswith("test.ipynb: The kernel died, cell 2 of 2")
+    assert said == (
+        "test.ipynb: The kernel died in cell 2 of 2: its process was killed (SIGKILL), "
+        "which often means that memory ran out."
+    )
     kept = nbformat.read(box.folder / "out" / "test.ipynb", as_version=4).cells[0].outputs[0].text
     assert kept == "kept\n"
 
 
 def test_a_machine_that_is_terminated_from_outside(box: Sandbox) -> None:
     running = LongRun(box)
-    box.aws("terminate-microvm", "--microvm-identifier", running.machine)
+    microvms(box).terminate_microvm(microvmIdentifier=running.machine)
     said = sentence(running.end(), 3)
-    assert "cell 2 of 2" in said
+    assert f"The kernel died in cell 2 of 2: machine {running.machine} is gone (" in said
     assert running.saved() == ["kept\n", "begun\n"]
 
 
 def test_a_machine_that_crashes(box: Sandbox) -> None:
     running = LongRun(box)
     order_fault(box, "kill-machine", microvm_id=running.machine)
-    assert "cell 2 of 2" in sentence(running.end(), 3)
+    said = sentence(running.end(), 3)
+    assert f"The kernel died in cell 2 of 2: machine {running.machine} is gone (" in said
 
 
 @pytest.mark.parametrize(
@@ -136,7 +143,6 @@ def test_a_machine_that_crashes(box: Sandbox) -> None:
     ],
 )
 def test_a_launch_that_the_service_refuses(box: Sandbox, fault: str, words: str) -> None:
-    run(box, box.notebook("1"))  # the image of this environment exists
     order_fault(box, fault, times=50)
     done = run(box, box.notebook("1"))
     assert words in sentence(done, 3)

@@ -115,18 +115,18 @@ def _cell_error(name: str, value: str) -> CellExecutionError:
         (_cell_error("StdinNotImplementedError", "…"), _where(), Status.NOTEBOOK_ERROR,
          "Cell 2 of 5 asks for input, which nobody can type in a batch run; "
          "pass values with -p name=value."),
-        (_cell_error("OutcomeUnknown", "…"), _where(kernel_alive=False, reason="Machine m is gone"),
-         Status.TROUBLE, "The kernel died, cell 2 of 5: Machine m is gone"),
+        (_cell_error("OutcomeUnknown", "…"), _where(kernel_alive=False, reason="machine m is gone"),
+         Status.TROUBLE, "The kernel died in cell 2 of 5: machine m is gone."),
         (_cell_error("OutcomeUnknown", "my own"), _where(), Status.NOTEBOOK_ERROR,
          "Cell 2 of 5 raised OutcomeUnknown: my own"),
         (DeadKernelError("x"), _where(cell=None), Status.TROUBLE,
-         "The kernel died, before the first cell."),
+         "The kernel died before the first cell."),
         (TimeoutError(), _where(cell=None), Status.TROUBLE,
          "The kernel did not answer in time, before the first cell."),
         (MachineGone("microvm-1", "terminated"), _where(), Status.TROUBLE,
          "Machine microvm-1 is gone: terminated"),
         (UsageError("No."), _where(), Status.REFUSED, "No."),
-        (KeyError("x"), _where(), Status.TROUBLE, "Unexpected trouble, cell 2 of 5: KeyError: 'x'"),
+        (KeyError("x"), _where(), Status.TROUBLE, "Unexpected trouble, in cell 2 of 5: KeyError: 'x'"),
     ],
 )  # fmt: skip
 def test_each_failure_is_one_sentence(
@@ -181,4 +181,4 @@ def test_the_json_is_one_document() -> None:
 
 
 def test_an_interrupt_says_where() -> None:
-    assert interrupted(_where()).sentence == "Interrupted, cell 2 of 5."
+    assert interrupted(_where()).sentence == "Interrupted in cell 2 of 5."

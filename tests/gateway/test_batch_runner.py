@@ -178,7 +178,7 @@ def test_a_kernel_that_dies(setting: Setting) -> None:
     result = setting.run("print('last', flush=True)", "import os; os._exit(7)")
     assert result.failure is not None
     assert result.status is Status.TROUBLE
-    assert result.failure.sentence == "The kernel died, cell 2 of 2."
+    assert result.failure.sentence == "The kernel died in cell 2 of 2."
     assert setting.outputs()[0][0]["text"] == ["last\n"]
 
 
@@ -219,7 +219,7 @@ def test_a_signal_saves_and_tears_down(setting: Setting, number: int, times: int
     result = setting.run("print('kept')", "import time; time.sleep(60)")
     assert result.failure is not None
     assert result.status is Status.INTERRUPTED
-    assert result.failure.sentence == "Interrupted, cell 2 of 2."
+    assert result.failure.sentence == "Interrupted in cell 2 of 2."
     assert setting.outputs()[0][0]["text"] == ["kept\n"]
     assert len(setting.progress.notes) == times
 
