@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kernel_guest.shared.errors import LinkFull, LinkProtocolError
 from kernel_guest.shared.link import (
@@ -109,9 +109,22 @@ class LinkMachine(RuleBasedStateMachine):
 
     # --- what the network does
 
+    @initialize()
+    def begin(self) -> None:
+        self.reconnect()
+
     @rule()
-    def connect(self) -> None:
+    def reconnect(self) -> None:
+        """A fresh transport and a whole handshake; nothing else has moved yet."""
+        self.begin_connection()
+        for role in (Role.GUEST, Role.GATEWAY, Role.GUEST):
+            self.take(role, 0)
+            self.deliver(role, 1)
+
+    @rule()
+    def begin_connection(self) -> None:
         self.drop_transport()
+        self.meddled = False
         self.guest.connected()
         self.gateway.connected()
 
@@ -133,18 +146,26 @@ class LinkMachine(RuleBasedStateMachine):
             wire.arrived.append(frame)
             self.feed(other(role), frame)
 
-    @rule(rounds=st.sampled_from([2, 4, 20]))
-    def run_smoothly(self, rounds: int) -> None:
+    @rule(budget=st.sampled_from([300, 2_000]), rounds=st.sampled_from([1, 3, 10]))
+    def run_smoothly(self, budget: int, rounds: int) -> None:
         for _ in range(rounds):
             for role in Role:
-                self.take(role, 2_000)
+                self.take(role, budget)
                 self.deliver(role, 100)
 
-    @rule(role=ROLES, index=st.integers(0, 10**6))
-    def duplicate(self, role: Role, index: int) -> None:
-        arrived = self.wires[role].arrived
-        if arrived:
-            self.feed(other(role), arrived[index % len(arrived)])
+    @rule(role=ROLES, size=SIZES, count=st.integers(1, 12), arrive=st.integers(0, 40))
+    def cut_amid_a_burst(self, role: Role, size: int, count: int, arrive: int) -> None:
+        """The usual accident: frames under way, some arrive, then a new connection."""
+        for lane in Lane:
+            self.send(role, lane, size, count)
+        self.take(role, 10**6)
+        self.deliver(role, arrive)
+        self.reconnect()
+
+    @rule(role=ROLES, back=st.sampled_from([1, 1, 2, 3, 10]))
+    def duplicate(self, role: Role, back: int) -> None:
+        for frame in self.wires[role].arrived[-back:][:1]:
+            self.feed(other(role), frame)
 
     @rule(index=st.integers(0, 10**6))
     @precondition(lambda self: self.late)
@@ -172,16 +193,19 @@ class LinkMachine(RuleBasedStateMachine):
 
     # --- what crashes do
 
-    @rule()
-    def gateway_loses_its_state(self) -> None:
+    @rule(attach=st.booleans())
+    def gateway_loses_its_state(self, attach: bool) -> None:
         self.drop_transport()
         self.gateway = make_gateway(SMALL, **self.codec)
         self.ledgers[Role.GATEWAY] = Ledger()
         for lane in Lane:
             self.bytes_waiting[Role.GATEWAY, lane] = []
+        if attach:
+            self.reconnect()
 
-    @rule()
-    def guest_is_replaced(self) -> None:
+    @rule(attach=st.booleans())
+    @precondition(lambda self: self.number > 30)
+    def guest_is_replaced(self, attach: bool) -> None:
         self.drop_transport()
         self.late.clear()
         self.boots += 1
@@ -189,6 +213,8 @@ class LinkMachine(RuleBasedStateMachine):
         self.ledgers[Role.GUEST] = Ledger()
         for lane in Lane:
             self.bytes_waiting[Role.GUEST, lane] = []
+        if attach:
+            self.reconnect()
 
     # --- the machinery
 
@@ -263,8 +289,7 @@ class LinkMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Let it heal: after one undisturbed connection everything has arrived."""
-        self.meddled = False
-        self.connect()
+        self.begin_connection()
         while any(self.core(role).wants_output or self.wires[role].frames for role in Role):
             for role in Role:
                 self.take(role, 10**6)
@@ -287,8 +312,8 @@ COMMON: dict[str, Any] = {
     "suppress_health_check": list(HealthCheck),
     "print_blob": True,
 }
-SHORT = settings(max_examples=60, stateful_step_count=50, derandomize=True, **COMMON)
-LONG = settings(max_examples=1_500, stateful_step_count=120, **COMMON)
+SHORT = settings(max_examples=100, stateful_step_count=40, derandomize=True, **COMMON)
+LONG = settings(max_examples=2_000, stateful_step_count=100, **COMMON)
 
 
 def run(machine: type[RuleBasedStateMachine], how: settings) -> None:
