@@ -182,7 +182,7 @@ class ClientConnection:
         http = self.side.http
         if http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return False
-        reusable = http.their_state is not h11.ERROR and not self._over_cap
+        reusable = not (error.close or self._over_cap or http.their_state is h11.ERROR)
         self.side.send(heads.refusal(error, request_id, close=not reusable))
         if error.body and self._method != b"HEAD":
             self.side.send(h11.Data(data=error.body))

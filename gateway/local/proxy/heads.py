@@ -50,12 +50,16 @@ _PORT = re.compile(r"[0-9]{1,5}\Z")
 
 
 class RefusedError(Exception):
-    """The proxy answers this itself; `status` and `body` are what the client gets."""
+    """The proxy answers this itself; `status` and `body` are what the client gets.
 
-    def __init__(self, status: int, body: bytes = b"") -> None:
+    With `close` the connection ends after it: what follows cannot be told apart.
+    """
+
+    def __init__(self, status: int, body: bytes = b"", *, close: bool = False) -> None:
         super().__init__(status, body)
         self.status = status
         self.body = body
+        self.close = close
 
 
 BAD_PORT = (400, b"Invalid x-aws-proxy-port")
@@ -142,9 +146,9 @@ def check_framing(request: h11.Request) -> None:
     names = [name for name, _ in request.headers]
     coded = b"transfer-encoding" in names
     if coded and (b"content-length" in names or request.http_version < b"1.1"):
-        raise RefusedError(400, b"Ambiguous message length")
+        raise RefusedError(400, b"Ambiguous message length", close=True)
     if not request.target.startswith(b"/") and request.target != b"*":
-        raise RefusedError(400, b"Invalid request target")
+        raise RefusedError(400, b"Invalid request target", close=True)
 
 
 @implements("foreign-host-403")
