@@ -33,7 +33,7 @@ import zmq
 
 from gateway.clock import Clock
 
-__all__ = ["Address", "CurveKeys", "Outbox", "SocketReader", "door_context", "make_socket"]
+__all__ = ["Address", "CurveKeys", "Hold", "Outbox", "SocketReader", "door_context", "make_socket"]
 
 #: Five sockets per kernel: room for some 6500 kernels. libzmq allocates slots lazily.
 MAX_SOCKETS: Final = 32_768
@@ -49,7 +49,15 @@ SHARE_BYTES: Final = 65_536
 #: Messages per turn of a reader (techniques 4).
 DRAIN_MESSAGES: Final = 256
 #: A peer that has taken nothing for so long is not slow but stopped (suspended, in a debugger).
-STALL_S: Final = 1.0
+#: On two cores with a load of 8 a working client was seen to pause for 1.1 s (2026-11-30).
+STALL_S: Final = 10.0
+#: What a slow reader may still have before it when ZMQ has written everything: both socket buffers
+#: and its own queue of 1000 messages (ZMQ's default mark); 3000 lines of 700 bytes were seen.
+HIDDEN_BYTES: Final = 2 * 1024 * 1024
+#: A reader that was less behind has read it all within any client's patience.
+FAR_BEHIND_BYTES: Final = 1024 * 1024
+#: A hold ends so long after the queue is empty, however slow the reader was.
+HIDDEN_LIMIT_S: Final = 10.0
 #: How long closing may go on delivering what is queued: a last idle or a shutdown_reply.
 LINGER_MS: Final = 1_000
 
@@ -240,6 +248,10 @@ class Outbox:
         """Whether the slowest peer has something to take, and is taking it."""
         return bool(self.pending_bytes) and self._clock.monotonic_s() - self._moved_s < STALL_S
 
+    def hold(self) -> Hold | None:
+        """What a message that must not overtake has to wait for; ``None``: nothing."""
+        return Hold(self, self._clock) if self.behind else None
+
     def send(self, frames: Sequence[bytes], size_bytes: int) -> None:
         """Send a message; never blocks and never drops for a peer that is there.
 
@@ -263,6 +275,36 @@ class Outbox:
         self._marked.append((self._unmarked_bytes, mark.tracker))
         self._marked_bytes += self._unmarked_bytes
         self._unmarked_bytes = 0
+
+
+class Hold:
+    """Lasts until a slow reader has read what was queued when the hold began.
+
+    Until ZMQ's queue is empty, and then for as long as the reader will need for ``HIDDEN_BYTES`` at
+    the rate at which it emptied the queue, if it was that far behind. For a reader that keeps up
+    this is nothing; one that has stopped (see ``Outbox.behind``) is not waited for.
+    """
+
+    def __init__(self, outbox: Outbox, clock: Clock) -> None:
+        self._outbox = outbox
+        self._clock = clock
+        self._begun_s = clock.monotonic_s()
+        self._begun_bytes = outbox.pending_bytes
+        self._until_s: float | None = None
+
+    def is_over(self) -> bool:
+        """Ask again until it is true; a memory read."""
+        if self._outbox.pending_bytes:
+            return not self._outbox.behind
+        now_s = self._clock.monotonic_s()
+        if self._until_s is None:
+            self._until_s = now_s + self._extra_s(now_s - self._begun_s)
+        return now_s >= self._until_s
+
+    def _extra_s(self, taken_s: float) -> float:
+        if self._begun_bytes < FAR_BEHIND_BYTES:
+            return 0.0
+        return min(taken_s * HIDDEN_BYTES / self._begun_bytes, HIDDEN_LIMIT_S)
 
 
 def _shared(frame: bytes) -> zmq.Frame:

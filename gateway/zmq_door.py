@@ -48,7 +48,7 @@ from typing import Any, Final, Protocol
 import zmq
 
 from gateway.clock import Clock
-from gateway.door_sockets import Address, CurveKeys, Outbox, SocketReader, bind, make_socket
+from gateway.door_sockets import Address, CurveKeys, Hold, Outbox, SocketReader, bind, make_socket
 from gateway.messages import (
     Composer,
     MalformedMessage,
@@ -71,9 +71,9 @@ _KINDS: Final = dict.fromkeys(CHANNEL_NAMES, zmq.ROUTER) | {"iopub": zmq.XPUB}
 _URGENT: Final = frozenset({Channel.CONTROL, Channel.STDIN})
 _CHANNELS: Final = {"shell": Channel.SHELL, "stdin": Channel.STDIN, "control": Channel.CONTROL}
 
-#: Bytes that ZMQ may hold for the slowest client. A client that plots and prints reads this in
-#: well under a second; a client that is paused in a debugger costs this much memory.
-DEFAULT_LIMIT_BYTES: Final = 64 * 1024 * 1024
+#: Bytes that ZMQ may hold for the slowest client (one larger message may go alone): some 25 000
+#: lines. More waits in the guest's journal, where the order is kept.
+DEFAULT_LIMIT_BYTES: Final = 16 * 1024 * 1024
 #: How soon to look again whether a slow client has read, or the link has room: the first time,
 #: and at most (it doubles). ZMQ's trackers and the link have no event for it; the wait occurs only
 #: while something is blocked.
@@ -137,6 +137,7 @@ class ZmqDoor:
         self._refused: dict[str, tuple[bytes, ...]] = {}
         self._retry: asyncio.TimerHandle | None = None
         self._retry_s = RETRY_FIRST_S
+        self._hold: Hold | None = None
         self._knows_kernel = False
         self._counts = dict.fromkeys(("requests", "messages", "dropped", "unsigned"), 0)
 
@@ -215,7 +216,7 @@ class ZmqDoor:
         self._composer = Composer(signer, self._composer.session)
 
     def statistics(self) -> dict[str, Any]:
-        """Counters and queue sizes, for status pages and tests."""
+        """Counters and queue sizes, for status pages and tests. On the bridge, like everything."""
         return self._counts | {
             "waiting_bytes": self._waiting_bytes,
             "unread_bytes": self._unread_bytes(),
@@ -228,17 +229,29 @@ class ZmqDoor:
         """A message of the kernel; the session's ``on_message``. Never blocks, never raises for
         what a guest sent."""
         size_bytes = size_of(parts)
-        if channel not in _URGENT and (self._waiting or self._blocked(channel)):
+        if channel not in _URGENT and (self._waiting or self._is_blocked(channel)):
             self._waiting.append((channel, tuple(parts), size_bytes))
             self._waiting_bytes += size_bytes
             self._look_again()
         else:
             self._pass_on(channel, parts, size_bytes)
 
-    def _blocked(self, channel: Channel) -> bool:
+    def _is_blocked(self, channel: Channel) -> bool:
+        """Whether the next message in order has to wait; for replies, see the module's header."""
+        if not self._sockets:
+            return False
         if self._unread_bytes() > self._settings.limit_bytes:
             return True
-        return channel is Channel.SHELL and bool(self._sockets) and self._outboxes["iopub"].behind
+        if channel is not Channel.SHELL:
+            return False
+        if self._hold is None:
+            self._hold = self._outboxes["iopub"].hold()
+        if self._hold is None:
+            return False
+        if self._hold.is_over():
+            self._hold = None
+            return False
+        return True
 
     def _unread_bytes(self) -> int:
         return sum(outbox.pending_bytes for outbox in self._outboxes.values())
@@ -371,7 +384,7 @@ class ZmqDoor:
         self._look_again()
 
     def _send_waiting(self) -> None:
-        while self._waiting and not self._blocked(self._waiting[0][0]):
+        while self._waiting and not self._is_blocked(self._waiting[0][0]):
             channel, parts, size_bytes = self._waiting.popleft()
             self._waiting_bytes -= size_bytes
             self._pass_on(channel, parts, size_bytes)

@@ -164,7 +164,8 @@ def test_an_interrupt_message_works_too(box: Sandbox) -> None:
 def test_what_no_signal_can_stop_a_restart_can(box: Sandbox) -> None:
     with kernel() as (manager, client):
         # One call that never looks at signals: a regular expression that backtracks for hours.
-        client.execute("print('begun', flush=True)\nimport re; re.match('(a+)+b', 'a' * 60)")
+        setup = "print('begun', flush=True)\nimport re, time; time.sleep(0.5)\n"
+        client.execute(setup + "re.match('(a+)+b', 'a' * 60)")
         next_of(client, "stream")
         manager.interrupt_kernel()
         manager.restart_kernel(now=True)
