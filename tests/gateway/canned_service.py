@@ -73,7 +73,7 @@ def canned_service() -> Iterator[CannedService]:
     server.daemon_threads = True
     host, port = server.server_address[:2]
     holder.append(CannedService(f"http://{host!s}:{port}"))
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield holder[0]

@@ -190,8 +190,8 @@ def test_a_kernel_that_dies_is_seen_and_can_be_started_again(local_service: Kit)
 def test_interrupt_signal_and_shutdown(local_service: Kit) -> None:
     async def steps(kit: Kit) -> None:
         async with kit.kernel() as kernel:
-            running = kernel.send_code("while True: pass")
-            await kernel.until(lambda: kernel.answers(running))
+            running = kernel.send_code("print('on', flush=True)\nwhile True: pass")
+            await kernel.until(lambda: any(k == "stream" for _, k, _ in kernel.answers(running)))
             await kernel.session.interrupt()
             assert (await kernel.result(running)).reply["ename"] == "KeyboardInterrupt"
             await kernel.session.signal(signal.SIGUSR2)
