@@ -194,12 +194,12 @@ class Client:
 
     async def rest(self) -> bytes:
         """Everything until the connection ends, whichever way."""
-        data = b""
+        pieces = []
         async with asyncio.timeout(WITHIN_S):
             with contextlib.suppress(ConnectionResetError):
                 while more := await self.reader.read(65536):
-                    data += more
-        return data
+                    pieces.append(more)
+        return b"".join(pieces)
 
 
 @contextlib.asynccontextmanager

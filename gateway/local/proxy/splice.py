@@ -38,6 +38,7 @@ class Leg(asyncio.Protocol):
     def __init__(self, splice: Splice, transport: asyncio.Transport, direction: Direction) -> None:
         self.transport = transport
         self.direction = direction
+        self.ended = False
         self.lost = False
         self._splice = splice
         self._reasons = {"start"}
@@ -147,9 +148,13 @@ class Splice:
 
     def ended(self, leg: Leg) -> None:
         """A side has ended its stream: pass that on, keep the other direction."""
-        other = self.other(leg).transport
-        if not other.is_closing() and other.can_write_eof():
-            other.write_eof()
+        leg.ended = True
+        other = self.other(leg)
+        if other.ended:
+            self._close_soon(leg)
+            self._close_soon(other)
+        elif not other.transport.is_closing():
+            other.transport.write_eof()
 
     def lost(self, leg: Leg) -> None:
         """A side has gone: let the other one have what is left, then close it."""
