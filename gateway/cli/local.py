@@ -1,4 +1,4 @@
-"""`jupyter microvm local start | status | stop | env`: the local service by hand.
+"""`jupyter microvm local start | status | stop | env | faults`: the local service by hand.
 
 Nobody needs these commands: the embedded default starts the service and an idle one
 ends itself. They are for looking at it, and for other programs that want to use it.
@@ -31,6 +31,8 @@ _IN_THE_WAY = ("AWS_SESSION_TOKEN", "AWS_PROFILE")
 class _LocalCommand(MicroVMCommand):
     """What the commands share: which service is meant."""
 
+    takes_arguments = False
+
     state_dir = Unicode("", help="Folder of the local service.").tag(config=True)
 
     aliases = {**MicroVMCommand.aliases, "state-dir": "_LocalCommand.state_dir"}
@@ -50,7 +52,7 @@ class _LocalCommand(MicroVMCommand):
     def start(self) -> None:
         """Called by traitlets after parsing."""
         super().start()
-        if self.extra_args:
+        if self.extra_args and not self.takes_arguments:
             raise UsageError(f"There is no argument {self.extra_args[0]!r} here; see --help.")
         self.act()
 
@@ -180,6 +182,55 @@ class EnvLocal(_LocalCommand):
         print(f"unset {' '.join(_IN_THE_WAY)}")
 
 
+class FaultsLocal(_LocalCommand):
+    """Order faults of the local service, list them, clear them."""
+
+    name = "jupyter-microvm-local-faults"
+    description = "Order faults of the local service: add KIND [name=value ...], list, clear [ID]."
+    examples = """
+    jupyter microvm local faults add cut after_bytes=100 direction=to-client
+    jupyter microvm local faults add api-429 times=3
+    jupyter microvm local faults add kill-machine microvm_id=microvm-…
+    jupyter microvm local faults list
+    jupyter microvm local faults clear
+    """
+
+    takes_arguments = True
+
+    def act(self) -> None:
+        """Send one order and print the answer."""
+        from gateway.local.client import call_internal
+
+        order = fault_order(self.extra_args)
+        answer = call_internal(self._running(), "/_local/faults", order)
+        print(json.dumps(answer, indent=1))
+
+
+def fault_order(arguments: list[str]) -> dict[str, Any]:
+    """The document for the service from the words of the command.  Raises UsageError."""
+    match arguments:
+        case ["add", kind, *parameters]:
+            return {"op": "add", "fault": {"kind": kind, **dict(map(_parameter, parameters))}}
+        case ["list"] | []:
+            return {"op": "list"}
+        case ["clear"]:
+            return {"op": "clear"}
+        case ["clear", number] if number.isdecimal():
+            return {"op": "clear", "id": int(number)}
+    raise UsageError("Say `add KIND [name=value ...]`, `list` or `clear [ID]`.")
+
+
+def _parameter(text: str) -> tuple[str, Any]:
+    """`name=value`, the value as JSON where it is some."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"{text!r} is not name=value.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
 class LocalApp(MicroVMCommand):
     """Start, stop and inspect the local service."""
 
@@ -189,6 +240,7 @@ class LocalApp(MicroVMCommand):
         "start": (StartLocal, "Start the service, or say that it runs"),
         "status": (StatusLocal, "Show the service and its machines"),
         "stop": (StopLocal, "End the service and its machines"),
+        "faults": (FaultsLocal, "Order, list and clear faults"),
         "env": (EnvLocal, "Print the variables for AWS SDKs and the CLI"),
     }
 
@@ -228,4 +280,4 @@ def machine_states(info: ServiceInfo) -> dict[str, int]:
         client.close()
 
 
-__all__ = ["EnvLocal", "LocalApp", "StartLocal", "StatusLocal", "StopLocal"]
+__all__ = ["EnvLocal", "FaultsLocal", "LocalApp", "StartLocal", "StatusLocal", "StopLocal"]

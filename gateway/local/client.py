@@ -24,13 +24,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gateway.errors import LocalServiceTrouble
+from gateway.errors import LocalServiceTrouble, UsageError
 
 DIR_VARIABLE = "JUPYTER_MICROVM_LOCAL_DIR"
 DEFAULT_IDLE_EXIT_S = 1800.0
 _POLL_S = 0.02
 _KILL_WAIT_S = 3.0
 _TAIL_BYTES = 8192
+INTERNAL_LIMIT_S = 30.0
 
 #: What the service may see of its starter's environment.  No credentials, no
 #: PYTHON* variables of a project: the service is shared by all of them.
@@ -185,7 +186,8 @@ def stop(state_dir: str | os.PathLike[str] | None = None, wait_s: float = 15.0) 
     folder = state_folder(state_dir)
     info = read_info(state_dir)
     if info is None:
-        return False
+        # None, or one that is ending (or starting) at this moment.
+        return is_held(folder.lock) and _await_free(folder, time.monotonic() + wait_s)
     for number, patience_s in ((signal.SIGTERM, wait_s), (signal.SIGKILL, _KILL_WAIT_S)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(info.pid, number)
@@ -317,3 +319,32 @@ def scrubbed(source: Mapping[str, str]) -> dict[str, str]:
         for name, value in source.items()
         if name in ALLOWED or name.startswith(ALLOWED_PREFIXES)
     }
+
+
+def call_internal(info: ServiceInfo, path: str, document: Mapping[str, object]) -> object:
+    """POST a JSON document to an endpoint of the service's own; returns the answer's.
+
+    Signed like every other call.  Raises LocalServiceTrouble if nobody answers,
+    UsageError with the service's sentence if it refuses.
+    """
+    import urllib.error
+    import urllib.request
+
+    from botocore.auth import SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    url = info.endpoint_url + path
+    body = json.dumps(document).encode()
+    signed = AWSRequest("POST", url, {"Content-Type": "application/json"}, body)
+    keys = Credentials(info.access_key_id, info.secret_access_key)
+    SigV4Auth(keys, "lambda", info.region).add_auth(signed)
+    request = urllib.request.Request(url, body, dict(signed.headers.items()))  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=INTERNAL_LIMIT_S) as answer:  # noqa: S310
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise UsageError(json.load(error).get("message") or f"HTTP {error.code}") from error
+    except (OSError, ValueError) as error:
+        raise LocalServiceTrouble(f"it does not answer: {error}") from error

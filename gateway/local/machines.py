@@ -55,6 +55,8 @@ log = logging.getLogger(__name__)
 ENGINE_LIMIT_S = 30.0
 KILL_ATTEMPTS = 3
 
+INTERNAL_ERROR = "Internal error of the local service; its log says more."
+
 ProxyMaker = Callable[[ProxiedMachine, ProxyLimits, Clock, FaultBoard], Proxy]
 
 
@@ -287,7 +289,13 @@ class Machine:
 
     def _begin_activity(self, activity: Coroutine[Any, Any, None]) -> None:
         self._activity = asyncio.create_task(activity, name=f"{self.microvm_id}")
-        self._activity.add_done_callback(_log_failure)
+        self._activity.add_done_callback(self._activity_done)
+
+    def _activity_done(self, task: asyncio.Task[None]) -> None:
+        """An activity that failed in a way nobody foresaw ends the machine."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s: an activity failed", self.microvm_id, exc_info=error)
+            self.terminate(INTERNAL_ERROR)
 
     # -- activities
 
@@ -368,14 +376,17 @@ class Machine:
 
     @implements("terminate-hook-best-effort")
     async def _end(self, earlier: asyncio.Task[None] | None, *, with_hook: bool) -> None:
-        await self._settle(earlier)
-        self._proxy.cut_connections()
-        if with_hook:
-            await self._hook("terminate", self._spec.image.hooks.terminate_s)
-        await self._around.clock.sleep_s(self._around.settings.terminate_delay_s)
-        await self._kill()
-        self._apply(Stimulus.GONE)
-        self._on_ended(self)
+        try:
+            await self._settle(earlier)
+            self._proxy.cut_connections()
+            if with_hook:
+                await self._hook("terminate", self._spec.image.hooks.terminate_s)
+            await self._around.clock.sleep_s(self._around.settings.terminate_delay_s)
+        finally:
+            # Whatever went wrong above, the machine must not stay.
+            await self._kill()
+            self._apply(Stimulus.GONE)
+            self._on_ended(self)
 
     async def _settle(self, earlier: asyncio.Task[None] | None) -> None:
         """Stop the activity that the end interrupts; a start is waited for, not cut."""
@@ -383,14 +394,16 @@ class Machine:
             earlier.cancel()
             await asyncio.wait([earlier])
         if self._running is None and self._starting is not None:
-            with contextlib.suppress(EngineError, ImageBuildError):
+            await asyncio.wait([self._starting], timeout=ENGINE_LIMIT_S)
+            self._starting.cancel()  # nothing, if it has come to its end
+            with contextlib.suppress(EngineError, ImageBuildError, asyncio.CancelledError):
                 self._running = await self._starting
 
     async def _kill(self) -> None:
         for _ in range(KILL_ATTEMPTS):
             try:
                 if self._running is not None:
-                    await self._around.engine.kill(self._running)
+                    await _bounded(self._around.engine.kill(self._running), "killing")
                     self._running = None
             except EngineError as error:
                 log.error("%s: %s", self.microvm_id, error)
@@ -438,8 +451,3 @@ async def _bounded(work: Awaitable[None], what: str) -> None:
             await work
     except TimeoutError:
         raise EngineError(f"{what} took longer than {ENGINE_LIMIT_S:g} s") from None
-
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("an activity of %s failed", task.get_name(), exc_info=error)

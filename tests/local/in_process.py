@@ -71,6 +71,7 @@ class Script:
     engine_calls: list[str] = field(default_factory=list)
     build_failure: str | None = None
     failing: set[str] = field(default_factory=set)
+    broken: set[str] = field(default_factory=set)
     start_gate: asyncio.Event | None = None
     build_gate: asyncio.Event | None = None
     called: asyncio.Event = field(default_factory=asyncio.Event)
@@ -220,17 +221,19 @@ class ScriptedEngine:
         self.machines[machine.microvm_id].awake.set()
 
     async def kill(self, machine: RunningMachine) -> None:
-        self.script.engine_calls.append("kill")
+        self._fail("kill")
         await self.machines.pop(machine.microvm_id).stop()
 
     def _fail(self, what: str) -> None:
         self.script.engine_calls.append(what)
+        if what in self.script.broken:
+            raise ZeroDivisionError(what)
         if what in self.script.failing:
             raise EngineError(f"{what} failed")
 
     async def close(self) -> None:
-        for machine in list(self.machines.values()):
-            await self.kill(machine)
+        while self.machines:
+            await self.machines.popitem()[1].stop()
 
 
 @dataclass

@@ -12,7 +12,7 @@ from gateway.local.clock import ManualClock, SystemClock
 from gateway.local.faults.plan import parse_fault
 from gateway.local.interfaces import NotAdmittedError
 from gateway.local.lifecycle import Phase, RefusedError
-from gateway.local.machines import Machine
+from gateway.local.machines import INTERNAL_ERROR, Machine
 from gateway.local.settings import ServiceSettings
 from tests.local.in_process import ALL_HOOKS, LIMIT_S, House, house, run, spin_until
 
@@ -530,3 +530,29 @@ def test_machines_work_in_real_time_too() -> None:
             assert repr(home.fleet) == "<Fleet live=1 lingering=0>"
 
     run(scenario())
+
+
+def test_a_kill_that_fails_is_tried_again_and_never_hangs_the_end() -> None:
+    async def scenario() -> None:
+        async with house() as home:
+            machine = await running(home)
+            home.script.failing.add("kill")
+            machine.terminate()
+            await reach(machine, Phase.TERMINATED)
+            assert home.script.engine_calls.count("kill") == 3
+
+    run(scenario())
+
+
+def test_an_unforeseen_failure_ends_the_machine(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with house() as home:
+            machine = await running(home)
+            home.script.broken.add("freeze")
+            machine.suspend()
+            await reach(machine, Phase.TERMINATED)
+            assert machine.record.state_reason == INTERNAL_ERROR
+            assert home.engine.machines == {}
+
+    run(scenario())
+    assert "an activity failed" in caplog.text

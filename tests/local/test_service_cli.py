@@ -57,6 +57,21 @@ def test_start_status_env_stop(folder: Path) -> None:
     assert local(folder, "stop").stdout == "No local service was running.\n"
 
 
+def test_faults_are_ordered_listed_and_cleared(folder: Path) -> None:
+    assert local(folder, "faults", "list").returncode == 3  # no service
+    local(folder, "start")
+    added = local(folder, "faults", "add", "cut", "after_bytes=100", "direction=to-guest")
+    assert json.loads(added.stdout) == {"id": 1}, added.stderr
+    (shown,) = json.loads(local(folder, "faults").stdout)["faults"]
+    assert (shown["kind"], shown["after_bytes"], shown["direction"]) == ("cut", 100, "to-guest")
+    assert json.loads(local(folder, "faults", "clear", "1").stdout) == {"cleared": 1}
+    refused = local(folder, "faults", "add", "nonsense")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "There is no fault 'nonsense'" in refused.stderr
+    assert local(folder, "faults", "add", "cut", "x").returncode == 2
+    assert local(folder, "faults", "what").returncode == 2
+
+
 def test_status_without_a_service_exits_3(folder: Path) -> None:
     status = local(folder, "status")
     assert (status.returncode, status.stdout) == (3, "")
