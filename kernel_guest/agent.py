@@ -51,7 +51,7 @@ from kernel_guest.shared.errors import SharedError
 from kernel_guest.shared.hello import VERSIONS
 from kernel_guest.shared.limits import MAX_CHUNK_BYTES
 from kernel_guest.shared.messages import Kind, LinkMessage
-from kernel_guest.supervisor import KernelSupervisor
+from kernel_guest.supervisor import KernelSupervisor, kernel_urls
 from kernel_guest.traffic import KernelTraffic
 from kernel_guest.workspace import Workspace
 
@@ -106,6 +106,7 @@ class Agent:
         self.calls = KernelCalls(self.supervisor, self.link.emit, self.link.consumed)
         self._checkpointer: Checkpointer | None = None
         self._clocks = ClockWatch()
+        self._validating = asyncio.Lock()
         self._servers: list[HTTPServer] = []
         self._open = False
 
@@ -166,19 +167,29 @@ class Agent:
         return {"boot_id": identity.boot_id}
 
     async def validate(self, timeout_s: float) -> dict[str, Any]:
-        """A kernel from fork to its greeting, then its end: what every start touches."""
+        """A kernel from fork to its greeting, then its end: what every start touches.
+
+        One at a time, and only before `/run`: it belongs to the build of an image, and
+        forged ones must not fill the machine with kernels.
+        """
+        async with self._validating:
+            if self.identity.current is not None:
+                return {"skipped": True}
+            with tempfile.TemporaryDirectory(dir=self.folder, prefix="validate-") as folder:
+                return await self._try_kernel(folder, timeout_s)
+
+    async def _try_kernel(self, folder: str, timeout_s: float) -> dict[str, Any]:
         started_s = time.monotonic()
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix="validate-") as folder:
-            spawned = await self.host.spawn(SpawnRequest(key="validate", cwd=folder))
-            urls = {n: spawned.connection.url(n) for n in ("shell", "control", "stdin", "iopub")}
-            channels = KernelChannels(self.supervisor.context, urls, lambda channel, parts: None)
-            try:
-                await asyncio.wait_for(channels.wait_ready(), timeout_s)
-            except TimeoutError as error:
-                raise ValidationFailed("A kernel did not come up in time.") from error
-            finally:
-                channels.close()
-                await self.host.kill(spawned.pid)
+        spawned = await self.host.spawn(SpawnRequest(key="validate", cwd=folder))
+        urls = kernel_urls(spawned)
+        channels = KernelChannels(self.supervisor.context, urls, lambda channel, parts: None)
+        try:
+            await asyncio.wait_for(channels.wait_ready(), timeout_s)
+        except TimeoutError as error:
+            raise ValidationFailed("A kernel did not come up in time.") from error
+        finally:
+            channels.close()
+            await self.host.kill(spawned.pid)
         return {"cold": spawned.cold, "seconds": round(time.monotonic() - started_s, 3)}
 
     async def checkpoint(self, timeout_s: float) -> Saved | None:

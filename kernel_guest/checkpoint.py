@@ -1,21 +1,23 @@
 """Saves the workspace to the checkpoint store: blobs named by content, and a manifest.
 
-Layout below `<store uri>/<prefix>/`:
+Layout below `<store uri>/<prefix>/` (`kernel_guest.shared.manifest`):
 
-    blobs/<first two hex digits>/<sha256>      one file's bytes, shared by all manifests
-    manifests/<generation>-<number>.json       a whole workspace at one moment
+    blobs/<aa>/<rest of sha256>     one file's bytes, shared by all manifests
+    manifests/<sha256>              a whole workspace at one moment; equal trees, equal name
+    generations/<number>.json       which manifest is the last of this generation
 
-Blobs first, then the manifest that needs them: whoever finds a manifest finds all of
-its blobs.  Nothing is ever overwritten.  Which manifest counts is the gateway's record
-(only the newest generation may write, design 6.4); the guest says which one it wrote,
-and within one generation the highest number is the newest.
+Blobs first, then the manifest that needs them, then the word that it is the last:
+whoever finds one finds what it needs.  Blobs and manifests are never overwritten.  The
+last word is per generation, and a generation is one machine, so no two write it; which
+generation counts is the gateway's record (design 6.4).
 
-Only changed files move.  A file whose size, modification time and inode are as they
-were is not read again, unless it was modified within `_RACY_NS` of being read: a second
+Only changed files move.  A file whose size, modification time and mode are as they were
+is not read again, unless it was modified within `_RACY_NS` of being read: a second
 write in the same tick of the clock would be missed (git's "racy" rule).
 
-A file that changes while it is read goes in as it was read; the next save takes it
-again, because its time differs.  Symlinks, sockets and the like are counted as skipped.
+A file that changes while it is read goes in as it was read, and the next save reads it
+again.  Symlinks, sockets and the like are not kept; what a bound leaves out is counted
+as skipped.
 
 Saving runs on a thread, one at a time.  Who asks while a save runs gets the next one,
 which begins after the question: a file written before the question is in it.  Each save
@@ -36,14 +38,20 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from kernel_guest.shared.errors import PathRefused, SharedError
+from kernel_guest.shared.manifest import (
+    MAX_FILES,
+    PERMISSION_BITS,
+    FileEntry,
+    Manifest,
+    blob_name,
+    encode_manifest,
+    make_manifest,
+    manifest_name,
+)
 from kernel_guest.shared.paths import check_path, open_below
 from kernel_guest.workspace import FileFacts, Workspace, walk
 
 __all__ = ["CheckpointRefused", "Checkpointer", "FolderStore", "Saved", "Store", "open_store"]
-
-# Bounds of one workspace; what is beyond is counted as skipped.
-MAX_FILES = 100_000
-MAX_FILE_BYTES = 8 * 1024**3
 
 _PIECE_BYTES = 1024 * 1024
 # Coarsest modification times in use: 2 s on FAT, 10 ms and less elsewhere.
@@ -62,14 +70,14 @@ class CheckpointRefused(SharedError):  # noqa: N818 - named like its tree: what 
 class Store(Protocol):
     """Where blobs and manifests lie.  Called on the checkpoint's thread."""
 
-    def has_blob(self, digest: str) -> bool:
-        """Whether the blob is complete in the store."""
-
     def add_blob(self, pieces: Callable[[], bytes]) -> tuple[str, int]:
         """Take the pieces until an empty one; gives digest and size."""
 
     def add_manifest(self, name: str, manifest: bytes) -> None:
-        """Write a manifest under a name that is new."""
+        """Write a manifest; one of that name may be there, and is the same."""
+
+    def set_last(self, generation: int, record: bytes) -> None:
+        """Replace the word which manifest is the last of a generation."""
 
 
 class FolderStore:
@@ -82,10 +90,6 @@ class FolderStore:
     def __repr__(self) -> str:
         return f"<FolderStore {self._root}>"
 
-    def has_blob(self, digest: str) -> bool:
-        """Blobs appear by rename, so one that exists is complete."""
-        return self._blob(digest).exists()
-
     def add_blob(self, pieces: Callable[[], bytes]) -> tuple[str, int]:
         """Written under a temporary name while it is hashed, then renamed."""
         temporary = self._temporary()
@@ -95,22 +99,26 @@ class FolderStore:
                 while piece := pieces():
                     digest.update(piece)
                     size_bytes += file.write(piece)
-            self._place(temporary, self._blob(digest.hexdigest()))
+            self._place(temporary, self._root / blob_name(digest.hexdigest()))
         finally:
             temporary.unlink(missing_ok=True)
         return digest.hexdigest(), size_bytes
 
     def add_manifest(self, name: str, manifest: bytes) -> None:
         """Flushed to the disk before it counts."""
+        self._write(self._root / "manifests" / name, manifest)
+
+    def set_last(self, generation: int, record: bytes) -> None:
+        """One rename, so a reader sees the old word or the new one."""
+        self._write(self._root / "generations" / f"{generation}.json", record)
+
+    def _write(self, final: Path, data: bytes) -> None:
         temporary = self._temporary()
         with _private(temporary) as file:
-            file.write(manifest)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        self._place(temporary, self._root / "manifests" / name)
-
-    def _blob(self, digest: str) -> Path:
-        return self._root / "blobs" / digest[:2] / digest
+        self._place(temporary, final)
 
     def _temporary(self) -> Path:
         self._number += 1
@@ -159,13 +167,16 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
+    """A file as it went into the store."""
+
     facts: FileFacts
-    digest: str
+    entry: FileEntry
     read_at_ns: int
 
     def still(self, facts: FileFacts) -> bool:
+        """Whether the file need not be read again."""
         racy = self.facts.mtime_ns + _RACY_NS > self.read_at_ns
-        return facts == self.facts and not racy
+        return facts == self.facts and facts.size_bytes == self.entry.size and not racy
 
 
 class Checkpointer:
@@ -176,7 +187,6 @@ class Checkpointer:
         self._workspace = workspace
         self._store = store
         self._generation = generation
-        self._number = 0
         self._known: dict[str, _Known] = {}
         self._running: asyncio.Task[Saved] | None = None
         self._next: asyncio.Task[Saved] | None = None
@@ -226,36 +236,32 @@ class Checkpointer:
 
     def _save(self, ends_at_s: float) -> Saved:
         started_s = time.monotonic()
-        entries: list[dict[str, Any]] = []
-        moved_files = moved_bytes = skipped = total_bytes = 0
+        moved: list[FileEntry] = []
+        skipped = 0
         seen: dict[str, _Known] = {}
         for facts in walk(self._workspace.root):
             if time.monotonic() > ends_at_s:
                 raise _out_of_time()
-            if len(entries) >= MAX_FILES or facts.size_bytes > MAX_FILE_BYTES:
-                skipped += 1
-                continue
             known = self._known.get(facts.path)
-            if known is None or not known.still(facts):
+            if len(seen) >= MAX_FILES:
+                known = None
+            elif known is None or not known.still(facts):
                 known = self._move(facts, ends_at_s)
-                if known is None:
-                    skipped += 1
-                    continue
-                moved_files += 1
-                moved_bytes += known.facts.size_bytes
-            seen[facts.path] = known
-            total_bytes += known.facts.size_bytes
-            entries.append(_entry(known))
+                moved += [known.entry] if known else []
+            if known is None:
+                skipped += 1
+            else:
+                seen[facts.path] = known
         self._known = seen
-        name = self._write_manifest(entries)
+        manifest = make_manifest(known.entry for known in seen.values())
         return Saved(
-            name,
-            len(entries),
-            total_bytes,
-            moved_files,
-            moved_bytes,
-            skipped,
-            round(time.monotonic() - started_s, 3),
+            manifest=self._write(manifest),
+            files=len(manifest.files),
+            bytes=manifest.size_bytes,
+            moved_files=len(moved),
+            moved_bytes=sum(entry.size for entry in moved),
+            skipped=skipped,
+            seconds=round(time.monotonic() - started_s, 3),
         )
 
     def _move(self, facts: FileFacts, ends_at_s: float) -> _Known | None:
@@ -263,46 +269,37 @@ class Checkpointer:
         assert self._store is not None, "checked by save"
         read_at_ns = time.time_ns()
         try:
-            root = os.open(self._workspace.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                file = open_below(root, facts.path, os.O_RDONLY | os.O_NONBLOCK)
-            finally:
-                os.close(root)
+            file = _open(self._workspace.root, facts.path)
         except (OSError, PathRefused):
             return None
         try:
             digest, size_bytes = self._store.add_blob(lambda: _piece(file, ends_at_s))
         finally:
             os.close(file)
-        if size_bytes != facts.size_bytes:
-            facts = FileFacts(facts.path, size_bytes, facts.mode, -1)
-        known = _Known(facts, digest, read_at_ns)
+        mode, mtime_ns = facts.mode & PERMISSION_BITS, max(0, facts.mtime_ns)
+        entry = FileEntry(facts.path, size_bytes, mode, digest, mtime_ns)
+        known = _Known(facts, entry, read_at_ns)
         self._known[facts.path] = known
         return known
 
-    def _write_manifest(self, entries: list[dict[str, Any]]) -> str:
+    def _write(self, manifest: Manifest) -> str:
+        """Manifest and last word; nothing if they are as before."""
         assert self._store is not None, "checked by save"
-        self._number += 1
-        name = f"{self._generation:08d}-{self._number:08d}.json"
-        manifest = {
-            "version": 1,
-            "generation": self._generation,
-            "number": self._number,
-            "time_s": time.time(),
-            "files": entries,
-        }
-        self._store.add_manifest(name, json.dumps(manifest, separators=(",", ":")).encode())
+        data = encode_manifest(manifest)
+        name = manifest_name(data)
+        if self.last is None or self.last.manifest != name:
+            self._store.add_manifest(name, data)
+            record = {"manifest": name, "time_s": time.time()}
+            self._store.set_last(self._generation, json.dumps(record).encode())
         return name
 
 
-def _entry(known: _Known) -> dict[str, Any]:
-    facts = known.facts
-    return {
-        "path": facts.path,
-        "size": facts.size_bytes,
-        "mode": facts.mode,
-        "sha256": known.digest,
-    }
+def _open(root: Path, path: str) -> int:
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return open_below(folder, path, os.O_RDONLY | os.O_NONBLOCK)
+    finally:
+        os.close(folder)
 
 
 def _piece(file: int, ends_at_s: float) -> bytes:

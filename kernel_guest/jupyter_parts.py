@@ -24,6 +24,8 @@ __all__ = [
     "make_signer",
     "member",
     "request_key",
+    "text",
+    "type_and_id",
     "unknown_outcome",
 ]
 
@@ -58,8 +60,20 @@ def request_key(header: bytes) -> str:
     counts from zero again, so a manager's shutdown_request bears the id of its client's first
     cell (seen with 8.10, 2026-11-30).  Empty without an id.
     """
-    msg_id = text(header, "msg_id")
-    return f"{text(header, 'msg_type')}:{msg_id}" if msg_id else ""
+    msg_type, msg_id = type_and_id(header)
+    return f"{msg_type}:{msg_id}" if msg_id else ""
+
+
+def type_and_id(header: bytes) -> tuple[str, str]:
+    """Both, parsed once: it is done for every request.  Empty where they are no text."""
+    try:
+        value = json.loads(header)
+    except ValueError:
+        return "", ""
+    if not isinstance(value, dict):
+        return "", ""
+    msg_type, msg_id = value.get("msg_type"), value.get("msg_id")
+    return msg_type if isinstance(msg_type, str) else "", msg_id if isinstance(msg_id, str) else ""
 
 
 def is_type(header: bytes, msg_type: str) -> bool:

@@ -35,7 +35,7 @@ from kernel_guest.shared.messages import LinkMessage, event
 from kernel_guest.traffic import KernelTraffic
 from kernel_guest.workspace import Workspace
 
-__all__ = ["KernelPhase", "KernelRefused", "KernelSupervisor", "StartArguments"]
+__all__ = ["KernelPhase", "KernelRefused", "KernelSupervisor", "StartArguments", "kernel_urls"]
 
 log = logging.getLogger(__name__)
 
@@ -256,8 +256,7 @@ class KernelSupervisor:
         )
 
     def _connect(self, spawned: SpawnedKernel) -> KernelChannels:
-        urls = {name: spawned.connection.url(name) for name in ("shell", "control", "stdin")}
-        urls["iopub"] = spawned.connection.url("iopub")
+        urls = kernel_urls(spawned)
         return KernelChannels(self.context, urls, self._traffic.from_kernel, self._on_sent)
 
     def _on_sent(self, token: object) -> None:
@@ -321,3 +320,9 @@ class KernelSupervisor:
             )
         )
         process.ended.set()
+
+
+def kernel_urls(spawned: SpawnedKernel) -> dict[str, str]:
+    """Where the channels of a kernel connect to."""
+    names = ("shell", "control", "stdin", "iopub")
+    return {name: spawned.connection.url(name) for name in names}

@@ -37,6 +37,10 @@ __all__ = ["KernelTraffic"]
 
 log = logging.getLogger(__name__)
 
+# A timer that is this late tells of a machine that slept (LM 8: the monotonic clock may
+# jump by the whole time) or of a loop that was blocked; in both nobody was reading.
+_SLEPT_S = 0.5
+
 Emit = Callable[[LinkMessage], None]
 Consumed = Callable[[LinkMessage], None]
 
@@ -130,7 +134,8 @@ class KernelTraffic:
 
     def _pass(self, channels: KernelChannels, message: LinkMessage) -> None:
         header = message.parts[HEADER]
-        key, msg_type = request_key(header), text(header, "msg_type")
+        key = request_key(header)
+        msg_type = key.partition(":")[0]
         fingerprint = message.parts[0] or header
         verdict = self.requests.admit(key, msg_type, fingerprint)
         if verdict is not Verdict.NEW:
@@ -196,11 +201,15 @@ class KernelTraffic:
         if deadline_s is None or self._gate_timer is not None:
             return
         loop = asyncio.get_running_loop()
-        self._gate_timer = loop.call_at(deadline_s, self._expire)
+        self._gate_timer = loop.call_at(deadline_s, self._expire, deadline_s)
 
-    def _expire(self) -> None:
+    def _expire(self, deadline_s: float) -> None:
         self._gate_timer = None
-        for message in self._gate.expire(asyncio.get_running_loop().time()):
+        now_s = asyncio.get_running_loop().time()
+        if now_s > deadline_s + _SLEPT_S:
+            # The silence was ours: the machine slept, and the kernel with it.
+            self._gate.on_iopub(now_s)
+        for message in self._gate.expire(now_s):
             self.requests.settle(request_key(message.parts[PARENT]))
             self._emit(message)
         self._watch_gate()

@@ -102,7 +102,7 @@ async def serving(machine: Machine, *, tcp: bool = False) -> AsyncIterator[Serve
             await agent.close()
 
 
-class CallFailed(Exception):
+class CallFailedError(Exception):
     def __init__(self, error: dict[str, str]) -> None:
         super().__init__(f"{error['code']}: {error['message']}")
         self.code = error["code"]
@@ -284,7 +284,7 @@ class GatewaySide:
         message = await self.until(lambda: self.replies.get(call_id))
         value = message.json()
         if not value["ok"]:
-            raise CallFailed(value["error"])
+            raise CallFailedError(value["error"])
         return value["result"], message.blob
 
     async def call(
@@ -374,7 +374,7 @@ async def open_socket(served: Served) -> websockets.ClientConnection:
 
 __all__ = [
     "KEY",
-    "CallFailed",
+    "CallFailedError",
     "GatewaySide",
     "JournalBounds",
     "LinkRefusedError",

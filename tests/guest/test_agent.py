@@ -17,7 +17,7 @@ from kernel_guest.shared.link import LinkLimits
 from kernel_guest.shared.messages import Channel, Lane
 from tests.guest.gateway_side import (
     KEY,
-    CallFailed,
+    CallFailedError,
     GatewaySide,
     JournalBounds,
     LinkRefusedError,
@@ -31,7 +31,7 @@ from tests.guest.machines import Machine
 async def passes_until(condition: Callable[[], bool]) -> None:
     """Loop passes, while the agent works in this very loop."""
     async with asyncio.timeout(60):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - the loop's passes are what is waited for
             await asyncio.sleep(0)
 
 
@@ -226,7 +226,7 @@ def test_restart_gives_a_new_process_and_keeps_the_link(machine: Machine) -> Non
                 exited = gateway.event("kernel_exited")
                 assert exited is not None
                 assert exited["expected"] is True
-                with pytest.raises(CallFailed) as failed:
+                with pytest.raises(CallFailedError) as failed:
                     await gateway.start()
                 assert failed.value.code == "already_running"
 
@@ -466,7 +466,7 @@ def test_files_over_the_link(machine: Machine) -> None:
                 result, blob = await gateway.result(read)
                 assert result["eof"] is True
                 assert blob == b"1,2"
-                with pytest.raises(CallFailed) as failed:
+                with pytest.raises(CallFailedError) as failed:
                     await gateway.call("get_file", path="../x", offset=0, length=1)
                 assert failed.value.code == "path_refused"
 
@@ -497,7 +497,7 @@ def test_calls_that_make_no_sense_get_an_answer(
             gateway = GatewaySide()
             await gateway.run(served)
             async with gateway.link(served):
-                with pytest.raises(CallFailed) as failed:
+                with pytest.raises(CallFailedError) as failed:
                     await gateway.call(op, **args)
                 assert failed.value.code == code
 

@@ -274,7 +274,7 @@ def test_a_kernel_that_does_not_read_stops_the_sender(publisher: Publisher) -> N
             assert "'shell': 0" not in repr(channels)
             shell = publisher.sockets["shell"]
             for number in range(2_000):
-                while not shell.poll(0):
+                while not shell.poll(0):  # noqa: ASYNC110 - passes of the sender's loop
                     await asyncio.sleep(0)
                 frames = shell.recv_multipart()
                 assert json.loads(frames[3])["n"] == number

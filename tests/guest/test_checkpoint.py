@@ -8,7 +8,6 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from kernel_guest.checkpoint import (
     Saved,
     open_store,
 )
+from kernel_guest.shared.manifest import Manifest, blob_name, decode_manifest
 from kernel_guest.workspace import Workspace
 
 
@@ -36,19 +36,17 @@ def checkpointer(workspace: Workspace, store: Path) -> Checkpointer:
     return Checkpointer(workspace, open_store(f"file://{store}", "a/b"), generation=3)
 
 
-def manifest(store: Path, saved: Saved) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads((store / "a/b/manifests" / saved.manifest).read_text())
-    return value
+def manifest(store: Path, saved: Saved) -> Manifest:
+    return decode_manifest((store / "a/b/manifests" / saved.manifest).read_bytes())
 
 
 def restored(store: Path, saved: Saved) -> dict[str, bytes]:
     files = {}
-    for entry in manifest(store, saved)["files"]:
-        blob = store / "a/b/blobs" / entry["sha256"][:2] / entry["sha256"]
-        data = blob.read_bytes()
-        assert len(data) == entry["size"]
-        assert hashlib.sha256(data).hexdigest() == entry["sha256"]
-        files[entry["path"]] = data
+    for entry in manifest(store, saved).files:
+        data = (store / "a/b" / blob_name(entry.sha256)).read_bytes()
+        assert len(data) == entry.size
+        assert hashlib.sha256(data).hexdigest() == entry.sha256
+        files[entry.path] = data
     return files
 
 
@@ -68,12 +66,14 @@ def test_a_save_holds_the_whole_workspace(workspace: Workspace, store: Path) -> 
 
     saved = asyncio.run(checkpointer(workspace, store).save())
     assert restored(store, saved) == files
-    assert saved.manifest == "00000003-00000001.json"
+    last = json.loads((store / "a/b/generations/3.json").read_text())
+    assert last["manifest"] == saved.manifest
     assert saved.files == 4
     assert saved.moved_files == 4
     assert saved.bytes == sum(map(len, files.values()))
-    modes = {entry["path"]: entry["mode"] for entry in manifest(store, saved)["files"]}
-    assert modes["a.txt"] == 0o750
+    entry = manifest(store, saved).by_path()["a.txt"]
+    assert entry.mode == 0o750
+    assert entry.mtime_ns == (workspace.root / "a.txt").stat().st_mtime_ns
     assert len(list((store / "a/b/blobs").rglob("*/*"))) == 3
     assert list((store / "a/b/incoming").iterdir()) == []
 
@@ -82,7 +82,7 @@ def test_files_of_the_store_are_private(workspace: Workspace, store: Path) -> No
     (workspace.root / "a").write_bytes(b"secret")
     asyncio.run(checkpointer(workspace, store).save())
     files = [path for path in store.rglob("*") if path.is_file()]
-    assert len(files) == 2
+    assert len(files) == 3
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
 
@@ -98,6 +98,22 @@ def test_only_changed_files_move(workspace: Workspace, store: Path) -> None:
         second = await saver.save()
         assert second.moved_files == 1
         assert restored(store, second) == {"a": b"a", "b": b"B"}
+
+    asyncio.run(scenario())
+
+
+def test_an_unchanged_workspace_writes_nothing_new(workspace: Workspace, store: Path) -> None:
+    async def scenario() -> None:
+        saver = checkpointer(workspace, store)
+        (workspace.root / "a").write_bytes(b"1")
+        age(workspace.root / "a")
+        first = await saver.save()
+        last = store / "a/b/generations/3.json"
+        before = last.read_bytes()
+        second = await saver.save()
+        assert (second.manifest, second.moved_files) == (first.manifest, 0)
+        assert last.read_bytes() == before
+        assert len(list((store / "a/b/manifests").iterdir())) == 1
 
     asyncio.run(scenario())
 

@@ -11,6 +11,7 @@ import pytest
 
 from kernel_guest.checkpoint import CheckpointRefused, Saved
 from kernel_guest.hooks import ClockWatch
+from kernel_guest.shared.manifest import blob_name, decode_manifest
 from tests.guest.gateway_side import GatewaySide, Served, Store, Workspace, serving
 from tests.guest.machines import Machine
 
@@ -23,11 +24,9 @@ def with_store(folder: Path) -> dict[str, Any]:
 
 def stored(folder: Path) -> dict[str, bytes]:
     root = folder / "store/sessions/one"
-    manifest = json.loads(max((root / "manifests").iterdir()).read_text())
-    return {
-        entry["path"]: (root / "blobs" / entry["sha256"][:2] / entry["sha256"]).read_bytes()
-        for entry in manifest["files"]
-    }
+    name = json.loads((root / "generations/1.json").read_text())["manifest"]
+    manifest = decode_manifest((root / "manifests" / name).read_bytes())
+    return {e.path: (root / blob_name(e.sha256)).read_bytes() for e in manifest.files}
 
 
 def test_the_life_of_a_machine(machine: Machine) -> None:
