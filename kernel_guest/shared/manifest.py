@@ -169,6 +169,10 @@ def _check_tree(files: tuple[FileEntry, ...]) -> None:
     paths = {entry.path for entry in files}
     if len(paths) != len(files):
         raise ManifestError("a path twice")
+    sizes: dict[str, int] = {}
+    for entry in files:
+        if sizes.setdefault(entry.sha256, entry.size) != entry.size:
+            raise ManifestError("one content with two sizes")
     for path in paths:
         for folder in _folders(path):
             if folder in paths:
