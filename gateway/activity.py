@@ -174,7 +174,7 @@ class Activity:
 
     def woke(self, now_s: float) -> None:
         """The machine has just come up or back: every interval begins anew."""
-        self._last_work_s = self._last_kept_s = now_s
+        self._last_client_s = self._last_work_s = self._last_kept_s = now_s
         self._sample = None
         self._quiet_said_s = self._noticed_s = None
 
@@ -189,22 +189,22 @@ class Activity:
         """For an open link."""
         if (overdue := self._unattended(now_s)) is not None:
             return overdue
-        if self.working:
-            return self._keep_awake(now_s)
-        if self._rules.keep_awake == "always":
-            return self._keep_awake(now_s)
-        return self._decide_quiet(now_s)
+        if self.working or self._rules.keep_awake == "always":
+            decision = self._keep_awake(now_s)
+        else:
+            decision = self._decide_quiet(now_s)
+        return Decision(decision.action, min(decision.again_in_s, self._attended_for(now_s)))
 
     def _decide_quiet(self, now_s: float) -> Decision:
         rules = self._rules
         idle_s = now_s - self._last_work_s
         first_s = rules.park_after_s - rules.sample_s
         if idle_s < first_s:
-            return self._keep_awake(now_s, until_s=first_s - idle_s)
+            return Decision(Action.NOTHING, first_s - idle_s)
         if self._sample is None or self._sample[0] < self._last_work_s:
             return Decision(Action.ASK_GUEST, rules.sample_s)
         if idle_s < rules.park_after_s:
-            return self._keep_awake(now_s, until_s=rules.park_after_s - idle_s)
+            return Decision(Action.NOTHING, rules.park_after_s - idle_s)
         if self._quiet_said_s is not None and self._quiet_said_s >= self._last_work_s:
             return Decision(self._sleep_action(idle_s), rules.park_after_s)
         return Decision(Action.ASK_GUEST, 0.0)  # the answer decides at once
@@ -225,6 +225,14 @@ class Activity:
             return Action.SUSPEND
         return Action.PARK
 
+    def _attended_for(self, now_s: float) -> float:
+        """How long until the bound on unattended time is reached, or its grace is over."""
+        if self._rules.keep_awake == "always":
+            return self._rules.keep_awake_every_s
+        if self._noticed_s is not None:
+            return max(0.0, NOTICE_GRACE_S - (now_s - self._noticed_s))
+        return max(0.0, self._rules.max_unattended_awake_s - (now_s - self._last_client_s))
+
     def _unattended(self, now_s: float) -> Decision | None:
         bound_s = self._rules.max_unattended_awake_s
         alone_s = now_s - self._last_client_s
@@ -235,12 +243,11 @@ class Activity:
             return Decision(Action.NOTICE, NOTICE_GRACE_S)
         return None
 
-    def _keep_awake(self, now_s: float, until_s: float | None = None) -> Decision:
-        """Due or not; ``until_s`` is how long the reason to stay awake still holds."""
+    def _keep_awake(self, now_s: float) -> Decision:
         every_s = self._rules.keep_awake_every_s
-        if self._rules.keep_awake == "never":
-            return Decision(Action.NOTHING, until_s if until_s is not None else every_s)
         due_in_s = every_s - (now_s - self._last_kept_s)
+        if self._rules.keep_awake == "never":
+            return Decision(Action.NOTHING, every_s)
         if due_in_s <= 0:
-            return Decision(Action.KEEP_AWAKE, every_s if until_s is None else until_s)
-        return Decision(Action.NOTHING, due_in_s if until_s is None else min(due_in_s, until_s))
+            return Decision(Action.KEEP_AWAKE, every_s)
+        return Decision(Action.NOTHING, due_in_s)
