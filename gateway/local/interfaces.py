@@ -16,7 +16,7 @@ Where the implementations live and how `service.py` makes them:
 
 - `gateway.local.engines.process.ProcessEngine(state_dir: Path)`, an `Engine`
 - `gateway.local.proxy.MachineProxy(machine, limits, clock, faults)`, a `Proxy`
-- `gateway.local.faults.FaultBoard()`, a `Faults`
+- `gateway.local.faults.FaultBoard(clock)`, asked by all of them whether a fault strikes
 - `gateway.local.hooks.call_hook(...)`, the HTTP client for lifecycle hooks that
   machines.py (run, suspend, resume, terminate) and an engine's `prepare_image`
   (ready, validate) share
@@ -292,11 +292,3 @@ class FaultPoint(enum.Enum):
     API_CAPACITY = "api-capacity"
     API_HTML_502 = "api-html-502"
     CREDENTIALS_EXPIRED = "credentials-expired"
-
-
-class Faults(Protocol):
-    """The faults ordered by a test or by `jupyter microvm local faults`."""
-
-    def take(self, point: FaultPoint, microvm_id: str | None = None) -> bool:
-        """Whether the fault strikes here; a counted fault is used up by this call."""
-        ...

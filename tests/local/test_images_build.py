@@ -101,6 +101,12 @@ def test_a_zip_becomes_an_environment_of_its_own(tmp_path: Path) -> None:
     assert engine.templates == set()
 
 
+def test_only_the_build_of_a_zip_is_delayed(tmp_path: Path) -> None:
+    """An environment is ACTIVE as soon as its template runs, in every preset."""
+    made, _ = builder(tmp_path)
+    run(made.build(version(Path(sys.prefix).as_uri()), lambda text: None, 1e6))
+
+
 def test_a_failing_pip_gives_its_own_sentence(tmp_path: Path) -> None:
     made, engine = builder(tmp_path)
     reason = failure(made, version(code_zip(tmp_path, requirements="nosuchthing==1\n").as_uri()))

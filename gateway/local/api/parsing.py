@@ -127,13 +127,22 @@ def _list(shape: Shape, value: Any) -> list[Any]:
 def _map(shape: Shape, value: Any) -> Members:
     if not isinstance(value, dict):
         raise UnreadableRequestError
-    return {key: convert(shape.value, item) for key, item in value.items()}
+    return {_encodable(key): convert(shape.value, item) for key, item in value.items()}
 
 
 def _string(shape: Shape, value: Any) -> str:
     if not isinstance(value, str):
         raise UnreadableRequestError
-    return value
+    return _encodable(value)
+
+
+def _encodable(text: str) -> str:
+    """JSON can hold halves of surrogate pairs, which no file and no hook can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UnreadableRequestError from None
+    return text
 
 
 def _integer(shape: Shape, value: Any) -> int:

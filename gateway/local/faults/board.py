@@ -10,7 +10,7 @@ from gateway.local.interfaces import FaultPoint
 
 
 class FaultBoard:
-    """See `Faults` for machines.py and api/; the rest is for the proxies.
+    """`take` is for machines.py and api/; the rest is for the proxies.
 
     One per service.  Listeners are called after every change, a strike and a passed
     deadline included, so that a proxy can follow without looking each time.

@@ -57,14 +57,13 @@ class Builder:
         try:
             archive.remove(folder)
             folder.mkdir(mode=0o700, parents=True)
-            prefix = await self._environment(record, folder, progress)
+            prefix = await self._environment(record, folder, progress, delay_s)
         except archive.ArchiveError as error:
             raise ImageBuildError(error.reason) from error
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             code = "DISK_STORAGE_FULL" if full else "INTERNAL_PLATFORM_ERROR"
             raise ImageBuildError(f"{code}: {error}") from error
-        await self.clock.sleep_s(delay_s)
         progress("Starting the template.")
         await self.engine.prepare_image(self.spec(record, prefix), call_hooks=True)
         return prefix
@@ -90,7 +89,10 @@ class Builder:
         await asyncio.to_thread(archive.remove, folder)
 
     @implements("artifact-environment-prefix", "artifact-zip-environment")
-    async def _environment(self, record: VersionRecord, folder: Path, progress: Progress) -> Path:
+    async def _environment(
+        self, record: VersionRecord, folder: Path, progress: Progress, delay_s: float
+    ) -> Path:
+        """The prefix: the environment named, or one made from the zip, late by `delay_s`."""
         source = parse_artifact(record.request["codeArtifact"]["uri"])
         if isinstance(source, Environment):
             check_environment(source)
@@ -100,6 +102,7 @@ class Builder:
         await self._unpack(source, folder, unpacked, progress)
         prefix = folder / "environment"
         await make_environment(unpacked, prefix, folder / "build.log", progress)
+        await self.clock.sleep_s(delay_s)
         return prefix
 
     async def _unpack(
