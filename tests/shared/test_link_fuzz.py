@@ -33,7 +33,7 @@ from tests.shared.pair import (
 )
 
 FAST = settings(
-    deadline=None, max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck)
+    deadline=None, max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 LONG = settings(deadline=None, max_examples=20_000, suppress_health_check=list(HealthCheck))
 

@@ -7,7 +7,7 @@ import hashlib
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel_guest.shared import manifest as module
@@ -42,6 +42,7 @@ def row(**changes: Any) -> list[Any]:
     return list({**{f.name: getattr(A, f.name) for f in dataclasses.fields(A)}, **changes}.values())
 
 
+@settings(max_examples=40)
 @given(
     contents=st.dictionaries(
         st.from_regex(r"([a-z]{1,2}/){0,2}[0-9]{1,3}", fullmatch=True), st.binary(max_size=5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel_guest.shared import strict
@@ -67,7 +67,8 @@ JSON = st.recursive(
 )
 
 
-@given(value=st.dictionaries(st.text(), JSON))
+@settings(max_examples=30)
+@given(value=st.dictionaries(st.text(), JSON, max_size=5))
 def test_what_we_write_we_can_read(value: dict[str, Any]) -> None:
     assert strict.loads_object(strict.dumps(value), 10**6) == value
 
