@@ -24,7 +24,7 @@ from gateway.activity import Activity, Rules
 from gateway.bridge import bridge
 from gateway.clock import Clock
 from gateway.control import Control
-from gateway.errors import GatewayError, KernelGone, WrongPhase
+from gateway.errors import GatewayError, KernelGone, LaunchFailed, MachineGone, WrongPhase
 from gateway.events import EventSink
 from gateway.lifecycle import Cause, Phase
 from gateway.link_codec import LinkKey
@@ -38,6 +38,7 @@ from gateway.session.patience import Patience
 from gateway.session.record import ALIVE, SLEEPING, Record
 from gateway.session.smalltalk import Effect, SmallTalk
 from gateway.session.status import injection
+from gateway.session.teardown import tear_down
 from gateway.session.traffic import Traffic
 from gateway.session.upkeep import Upkeep
 from kernel_guest.shared.messages import Channel, Kind, LinkMessage
@@ -288,14 +289,22 @@ class KernelSession:
         record.emit("launch_started")
         machine = await self._obtain()
         record.move(Cause.LAUNCH_ACCEPTED)
-        patience = Patience(record.clock.monotonic_s(), record.profile.launch_timeout_s)
-        await machine.open_link(patience)
+        await self._connect_first(machine)
         record.emit("launch_running", launch_duration_ms=record.since_ms(started_s))
         await self._fill_workspace(machine)
         info = await self._boot(machine, "start", request)
         record.move(Cause.LINK_OPEN)
         self._upkeep.begin()
         return info
+
+    async def _connect_first(self, machine: Machine) -> None:
+        """The upgrade is held until the machine runs; the service says why if it never does."""
+        record = self._record
+        patience = Patience(record.clock.monotonic_s(), record.profile.launch_timeout_s)
+        try:
+            await machine.open_link(patience)
+        except MachineGone as error:
+            raise LaunchFailed(machine.microvm_id, error.reason) from error
 
     async def _obtain(self) -> Machine:
         """A machine from the service; the task runs on if we are cancelled, for ``_release``."""
@@ -451,29 +460,7 @@ class KernelSession:
         if record.machine is None:
             record.move(Cause.STOP_CONFIRMED)
             return
-        record.emit("teardown_started")
-        record.machine.link.abandon("the kernel was released")
-        await self._terminate(record.machine, started_s)
-
-    async def _terminate(self, machine: Machine, started_s: float) -> None:
-        """Until the service confirms; else the record stays for a later release."""
-        record = self._record
-        try:
-            await machine.terminate()
-        except GatewayError as error:
-            record.move(Cause.STOP_UNCONFIRMED, error.sentence)
-            self._report_teardown("teardown_pending", "unconfirmed", started_s, error.sentence)
-            raise
-        record.move(Cause.STOP_CONFIRMED)
-        self._report_teardown("teardown_complete", "confirmed", started_s)
-
-    def _report_teardown(
-        self, name: str, status: str, started_s: float, reason: str | None = None
-    ) -> None:
-        duration_ms = self._record.since_ms(started_s)
-        self._record.emit(
-            name, teardown_duration_ms=duration_ms, teardown_status=status, reason=reason
-        )
+        await tear_down(record, record.machine, started_s)
 
     async def _adopt_late_launch(self) -> None:
         """A launch that was under way may still give a machine: it must be ended too."""
