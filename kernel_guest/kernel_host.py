@@ -46,6 +46,7 @@ class SpawnedKernel:
     ZMQ_RECONNECT_IVL (2 ms), since libzmq's default waits 100 ms after a first refusal."""
 
     pid: int
+    kind: str
     cold: bool
     reason: str
     connection: Connection
@@ -99,6 +100,7 @@ class KernelHost:
         result = await self._call("spawn", request=request.to_json())
         return SpawnedKernel(
             pid=result["pid"],
+            kind=result["kind"],
             cold=result["cold"],
             reason=result["reason"],
             connection=Connection(result["ip"]),

@@ -2,9 +2,10 @@
 
 Pure but for reading the file system: nothing here starts a process. The agent's side
 (`kernel_host`) makes a `SpawnRequest`; the machine (`machine`) turns it into a `Launch`, which says
-one of three things:
+one of these:
 
     FORK      fork of this preimported process, then `launcher.run`
+    SPARE     the same, but forked and half started before (`spare`)
     COLD      a fresh interpreter running `kernel_guest.launcher`
     COMMAND   another kernelspec's command line, as any Jupyter server would start it
 
@@ -48,17 +49,18 @@ MAX_MESSAGE_BYTES = 1024 * 1024
 # Names of kernelspecs that mean the Python kernel of this very environment.
 _OWN_NAMES = frozenset({"", "python3", "python"})
 
-# PYTHON* variables that do not change what an already running interpreter is.
-_HARMLESS_PYTHON = frozenset(
+# Variables that match the patterns below and do not change a running interpreter.
+_HARMLESS = frozenset(
     {
         "PYTHONUNBUFFERED",  # a kernel's stdout is not a file; children inherit the variable
         "PYTHONSTARTUP",  # read by IPython when the kernel starts
         "PYTHONBREAKPOINT",  # read on each breakpoint()
         "PYTHONDONTWRITEBYTECODE",  # applied by the launcher
         "PYTHONEXECUTABLE",
+        "PYDEVD_DISABLE_FILE_VALIDATION",  # about frozen modules, which are off
     }
 )
-_READ_ONCE = re.compile(r"PYTHON|LD_|DYLD_|MALLOC_|GLIBC_TUNABLES")
+_READ_ONCE = re.compile(r"PYTHON|PYDEVD_|DEBUGPY_|LD_|DYLD_|MALLOC_|GLIBC_TUNABLES")
 # Read when a numerical library is loaded, which the template may have done.
 _READ_ONCE_BY_NUMPY = re.compile(r"OMP_|MKL_|OPENBLAS_|GOTO_|BLIS_|KMP_|VECLIB_|NUMEXPR_|NPY_")
 _READ_ONCE_BY_MATPLOTLIB = re.compile(r"MPLCONFIGDIR|MATPLOTLIBRC")
@@ -188,6 +190,7 @@ class Kind(enum.StrEnum):
     """How a kernel process comes to be."""
 
     FORK = "fork"
+    SPARE = "spare"
     COLD = "cold"
     COMMAND = "command"
 
@@ -216,7 +219,8 @@ class Launch:
         """What the agent is told when the process exists."""
         return {
             "pid": pid,
-            "cold": self.kind is not Kind.FORK,
+            "kind": self.kind,
+            "cold": self.kind not in (Kind.FORK, Kind.SPARE),
             "reason": self.reason,
             "ip": self.connection.ip,
             "number": self.number,
@@ -243,9 +247,15 @@ class Launch:
 
     def remove_files(self) -> None:
         """What a killed kernel leaves in the run folder."""
-        paths = [self.connection.path(channel) for channel in CHANNELS]
-        for path in (*paths, self.connection_file):
-            Path(path).unlink(missing_ok=True)
+        remove_files(self.folder, self.number)
+
+
+def remove_files(folder: Path, number: int) -> None:
+    """Remove sockets and connection file of kernel `number` from the run folder."""
+    connection = connection_of(folder, number)
+    for channel in CHANNELS:
+        Path(connection.path(channel)).unlink(missing_ok=True)
+    connection_file(folder, number).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +289,7 @@ class TemplateFacts:
     def _changed_variable(self, env: Mapping[str, str]) -> str:
         patterns = _read_once_patterns()
         for name in sorted(env.keys() | self.environ.keys()):
-            if name in _HARMLESS_PYTHON or env.get(name) == self.environ.get(name):
+            if name in _HARMLESS or env.get(name) == self.environ.get(name):
                 continue
             if any(pattern.match(name) for pattern in patterns):
                 return name
@@ -325,9 +335,9 @@ def _folder_ages() -> tuple[tuple[str, int], ...]:
     return tuple(ages)
 
 
-def kernel_environment(base: Mapping[str, str], request: SpawnRequest) -> dict[str, str]:
-    """The machine's environment, changed by the request, without what is the guest's own."""
-    env = {**base, **request.env}
+def kernel_environment(base: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
+    """The machine's environment with `changes`, without what is the guest's own."""
+    env = {**base, **changes}
     return {name: value for name, value in env.items() if not _INTERNAL.fullmatch(name)}
 
 
@@ -337,10 +347,10 @@ def plan(number: int, request: SpawnRequest, folder: Path, facts: TemplateFacts)
     Raises UnknownKernel for a kernelspec that is not there, SpawnFailed for one that cannot
     be used. Called by the machine for each spawn request.
     """
-    connection = Connection(str(folder / "run" / f"k{number}"))
+    connection = connection_of(folder, number)
     if len(os.fsencode(connection.path("hb"))) > _SOCKET_PATH_BYTES:
         raise SpawnFailed("path_too_long", f"The folder {folder} is too long for a socket path.")
-    env = kernel_environment(os.environ, request)
+    env = kernel_environment(os.environ, request.env)
     if (request.kernel_name or "") in _OWN_NAMES:
         reason = facts.reason_for_cold(env)
         kind = Kind.COLD if reason else Kind.FORK
@@ -348,6 +358,11 @@ def plan(number: int, request: SpawnRequest, folder: Path, facts: TemplateFacts)
         argv = (*_cold_command(), "-f", file, *request.extra_arguments)
         return Launch(kind, number, connection, request, argv, env, folder, reason=reason)
     return _plan_command(number, connection, request, env, folder)
+
+
+def connection_of(folder: Path, number: int) -> Connection:
+    """Where kernel `number` of the machine in `folder` listens."""
+    return Connection(str(folder / "run" / f"k{number}"))
 
 
 def connection_file(folder: Path, number: int) -> Path:
@@ -367,7 +382,9 @@ def _plan_command(
     folder: Path,
 ) -> Launch:
     spec = find_kernelspec(request.kernel_name or "")
-    env |= {name: string.Template(value).safe_substitute(env) for name, value in spec.env.items()}
+    # What the client expanded already stands in the request.
+    own = {name: value for name, value in spec.env.items() if name not in request.env}
+    env |= {name: string.Template(value).safe_substitute(env) for name, value in own.items()}
     file = str(connection_file(folder, number))
     argv = format_command([*spec.argv, *request.extra_arguments], file, spec.resource_dir)
     return Launch(
@@ -388,10 +405,16 @@ def find_kernelspec(kernel_name: str) -> Any:
     """The kernelspec of that name in this environment; raises UnknownKernel.
 
     A kernelspec that names a provisioner runs somewhere else (ours does, in the same
-    environment), so it counts as not there.
+    environment), so it counts as not there. An absolute path is a kernelspec's folder itself: a
+    client that shares our file system may know kernelspecs that our search path does not hold.
     """
     from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 
+    if os.path.isabs(kernel_name):
+        named = _read_spec(KernelSpec, kernel_name)
+        if named is None or not _runs_here(named):
+            raise UnknownKernel(kernel_name, ())
+        return named
     folders = KernelSpecManager().find_kernel_specs()
     specs: dict[str, Any] = {}
     for name, resource_dir in folders.items():

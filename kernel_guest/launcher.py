@@ -10,7 +10,7 @@ A kernel of ours is the stock application with the stock kernel and shell in it;
   that polls (`processes.fork`), and JPY_PARENT_PID is not set.
 
 **What a fork must not keep.** The template's signals, session, descriptors, argv, environment and
-randomness, and what modules computed from them when they were imported. `become_kernel` goes
+randomness, and what modules computed from them when they were imported. `_take_identity` goes
 through that list; `tests/guest/test_launcher_stock.py` compares the result with a stock kernel.
 What cannot be undone is the seed of `hash()`, which all forks of a template share: a kernel whose
 environment sets PYTHONHASHSEED is therefore cold (`kernels`).
@@ -43,9 +43,10 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from copy import deepcopy
+from pathlib import Path
 from typing import Any, NoReturn
 
 import zmq
@@ -55,7 +56,8 @@ from traitlets import default
 from traitlets.config import Config
 
 from kernel_guest import processes, publisher
-from kernel_guest.kernels import CHANNELS, LOG_NAME, Launch
+from kernel_guest.kernels import CHANNELS, LOG_NAME, Launch, SpawnRequest
+from kernel_guest.spare import Seat, configured
 
 _INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
 
@@ -67,6 +69,9 @@ class GuestKernelApp(IPKernelApp):
     def _outstream_class_default(self) -> str:
         return "kernel_guest.publisher.OutStream"
 
+    seat: Seat | None = None
+    """Set in a spare, before `initialize`."""
+
     def parse_command_line(self, argv: list[str] | None = None) -> None:
         """As stock; `-f FILE` alone does not need a parser."""
         if argv is None or len(argv) != 2 or argv[0] != "-f":
@@ -76,6 +81,47 @@ class GuestKernelApp(IPKernelApp):
         # Code asks `"IPKernelApp" in get_ipython().config` to know that it is in a kernel.
         self.cli_config = Config({"IPKernelApp": {"connection_file": argv[1]}})
         self.update_config(deepcopy(self.cli_config))
+
+    def init_connection_file(self) -> None:
+        """As stock; a spare knows where it listens and nothing else yet."""
+        if self.seat is None:
+            super().init_connection_file()  # type: ignore[no-untyped-call]
+        else:
+            self.load_connection_info(self.seat.connection())  # type: ignore[arg-type]
+        self._read_username()
+
+    def _read_username(self) -> None:
+        """jupyter_client reads it when it is imported, which was in the template."""
+        if "username" not in self.config.get("Session", {}):
+            self.session.username = os.environ.get("USER", "username")
+
+    def write_connection_file(self, **kwargs: Any) -> None:
+        """As stock; a spare's is written by the machine when there is a key to write."""
+        if self.seat is None:
+            super().write_connection_file(**kwargs)
+
+    def init_extensions(self) -> None:
+        """The first step that may run code of the user's: here a spare waits for its request."""
+        if self.seat is not None:
+            self._sit_down(self.seat)
+        super().init_extensions()  # type: ignore[no-untyped-call]
+
+    def _sit_down(self, seat: Seat) -> None:
+        request, env = seat.wait()
+        if configured(self.config_file_paths):
+            os._exit(0)  # a fork will read it in its place
+        _take_identity(request, env, seat.connection_file)
+        self.session.key = request.key.encode()
+        self.session.signature_scheme = request.signature_scheme
+        self._read_username()
+        shell: Any = self.shell
+        # What the prepared half had set in the environment, and read from it.
+        shell.init_environment()
+        os.environ.setdefault("MPLBACKEND", _INLINE_BACKEND)
+        shell.starting_dir = os.getcwd()
+        if session_name := os.environ.get("JPY_SESSION_NAME"):
+            shell.user_ns["__session__"] = session_name
+        seat.taken()
 
     def init_iopub(self, context: zmq.Context[Any]) -> None:
         """As stock, with our socket options and our thread."""
@@ -113,28 +159,26 @@ def _drain(end: socket.socket, _: int) -> None:
 
 def run(launch: Launch) -> None:
     """The life of a forked kernel. Called once, at the bottom of the stack of a fresh fork."""
-    become_kernel(launch)
+    _become_process(launch.folder, launch.request.cwd)
+    _take_identity(launch.request, launch.env, launch.connection_file)
     app: Any = GuestKernelApp.instance()
     app.initialize(sys.argv[1:])
     app.start()
 
 
-def become_kernel(launch: Launch) -> None:
-    """Make this fork what a freshly started interpreter would be."""
-    _become_process(launch)
-    os.environ.clear()
-    os.environ.update(launch.env)
-    _see_installed_packages()
-    _forget_what_was_read_once()
-    _reseed()
-    sys.argv = [_STOCK_LAUNCHER, *launch.argv[launch.argv.index("-f") :]]
-    sys.orig_argv = [sys.executable, "-m", "ipykernel_launcher", *sys.argv[1:]]
+def run_spare(seat: Seat) -> None:
+    """The life of a kernel that is prepared before it is asked for. Called like `run`."""
+    _become_process(seat.folder, str(seat.folder), keep=[seat.channel.fileno()])
+    app: Any = GuestKernelApp.instance()
+    app.seat = seat
+    app.initialize(["-f", seat.connection_file])
+    app.start()
 
 
 def execute(launch: Launch, trouble_fd: int) -> NoReturn:
     """Become another program; says why on `trouble_fd` if that fails. Called in a fork."""
     try:
-        _become_process(launch, keep=[trouble_fd])
+        _become_process(launch.folder, launch.request.cwd, keep=[trouble_fd])
         os.execvpe(launch.argv[0], launch.argv, launch.env)  # noqa: S606 - a kernelspec's command
     except OSError as error:
         os.write(trouble_fd, (error.strerror or repr(error)).encode())
@@ -142,15 +186,26 @@ def execute(launch: Launch, trouble_fd: int) -> NoReturn:
         os._exit(127)
 
 
-def _become_process(launch: Launch, keep: Collection[int] = ()) -> None:
+def _become_process(folder: Path, cwd: str, keep: Collection[int] = ()) -> None:
     """Own session, default signals, own standard files, nothing inherited, working folder."""
     os.setsid()
     processes.reset_signals()
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    log = os.open(launch.folder / LOG_NAME, flags, 0o600)
+    log = os.open(folder / LOG_NAME, flags, 0o600)
     processes.redirect_standard_fds(log)
     processes.close_inherited_fds(keep)
-    os.chdir(launch.request.cwd)
+    os.chdir(cwd)
+
+
+def _take_identity(request: SpawnRequest, env: Mapping[str, str], connection_file: str) -> None:
+    """Make this fork what an interpreter would be that was started for `request`."""
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(request.cwd)
+    _forget_what_was_read_once()
+    _reseed()
+    sys.argv = [_STOCK_LAUNCHER, "-f", connection_file, *request.extra_arguments]
+    sys.orig_argv = [sys.executable, "-m", "ipykernel_launcher", *sys.argv[1:]]
 
 
 def _forget_what_was_read_once() -> None:

@@ -50,8 +50,11 @@ from kernel_guest.kernels import (
     SpawnFailed,
     SpawnRequest,
     TemplateFacts,
+    kernel_environment,
     plan,
+    remove_files,
 )
+from kernel_guest.spare import NUMBER, Seat, Spare
 
 Role = Callable[[], Any]
 Agent = Callable[[socket.socket, socket.socket, socket.socket, Path], None]
@@ -76,6 +79,8 @@ class MachineSetup:
     hook_listener: socket.socket
     facts: TemplateFacts
     agent: Agent
+    spare: bool = False
+    """Whether to prepare the first kernel before it is asked for (`spare`)."""
 
 
 def begin(setup: MachineSetup) -> Role:
@@ -94,7 +99,7 @@ def begin(setup: MachineSetup) -> Role:
         return partial(setup.agent, setup.agent_listener, setup.hook_listener, theirs, setup.folder)
     for inherited in (theirs, setup.agent_listener, setup.hook_listener):
         inherited.close()
-    return Machine(setup.folder, setup.facts, ours, agent).run
+    return Machine(setup, ours, agent).run
 
 
 def _make_folders(folder: Path) -> None:
@@ -106,11 +111,9 @@ def _make_folders(folder: Path) -> None:
 class Machine:
     """The loop of the machine's init."""
 
-    def __init__(
-        self, folder: Path, facts: TemplateFacts, host: socket.socket, agent_pid: int
-    ) -> None:
-        self._folder = folder
-        self._facts = facts
+    def __init__(self, setup: MachineSetup, host: socket.socket, agent_pid: int) -> None:
+        self._folder = setup.folder
+        self._facts = setup.facts
         self._host = host
         self._host.setblocking(False)
         self._pid = os.getpid()
@@ -119,6 +122,8 @@ class Machine:
         self._outgoing = bytearray()
         self._kernels: dict[int, Launch] = {}
         self._spawned = 0
+        self._spares = setup.spare
+        self._spare: Spare | None = None
         self._watch = processes.ChildWatch()
 
     def run(self) -> Role:
@@ -130,18 +135,63 @@ class Machine:
             self._end(1)
 
     def _serve_forever(self) -> Role:
-        while True:
-            host = self._host.fileno()
-            writers = [host] if self._outgoing else []
-            timeout_s = _LOG_CHECK_S if self._kernels else None
-            readable, _, _ = select.select([host, self._watch.fileno()], writers, [], timeout_s)
+        role = self._prepare_spare()
+        while role is None:
+            readable = self._wait()
             self._look_after_children()
             self._bound_log()
             self._flush()
-            if host in readable:
+            role = self._hear_spare(readable)
+            if role is None and self._host.fileno() in readable:
                 role = self._receive()
-                if role is not None:
-                    return role
+        return role
+
+    def _wait(self) -> list[int]:
+        sources = [self._host.fileno(), self._watch.fileno()]
+        timeout_s = _LOG_CHECK_S if self._kernels else None
+        if self._spare is not None:
+            sources.append(self._spare.channel.fileno())
+            timeout_s = self._spare.remaining_s()
+        writers = [self._host.fileno()] if self._outgoing else []
+        readable, _, _ = select.select(sources, writers, [], timeout_s)
+        return readable
+
+    def _prepare_spare(self) -> Role | None:
+        if not self._spares:
+            return None
+        ours, theirs = socket.socketpair()
+        env = kernel_environment(os.environ, {})
+        pid = processes.fork(self._detach)
+        if pid == 0:
+            ours.close()
+            return partial(launcher.run_spare, Seat(self._folder, theirs))
+        theirs.close()
+        self._spare = Spare(pid, ours, env)
+        return None
+
+    def _hear_spare(self, readable: list[int]) -> Role | None:
+        """The spare took its request, or it is gone and a fork must do."""
+        spare = self._spare
+        if spare is None:
+            return None
+        if spare.channel.fileno() in readable:
+            took = spare.answered()
+        elif spare.remaining_s() == 0:
+            took = False
+        else:
+            return None
+        return self._settle_spare(spare, took)
+
+    def _settle_spare(self, spare: Spare, took: bool) -> Role | None:
+        self._spare = None
+        if spare.launch is not None and took:
+            spare.close()
+            self._started(spare.call_id, spare.launch, spare.pid)
+            return None
+        self._drop(spare)
+        if spare.launch is None:
+            return None
+        return self._answering(spare.call_id, partial(self._start, spare.launch.request))
 
     def _look_after_children(self) -> None:
         self._watch.drain()
@@ -179,18 +229,42 @@ class Machine:
 
     def _serve(self, message: dict[str, Any]) -> Role | None:
         call_id = message["id"]
-        try:
-            if message["op"] == "spawn":
-                return self._spawn(call_id, SpawnRequest.from_json(message["request"]))
-            if message["op"] == "signal":
-                self._answer(call_id, delivered=self._signal(message["pid"], message["signum"]))
-            else:
-                raise SpawnFailed("bad_request", f"Unknown operation {message['op']!r}.")
-        except SpawnFailed as error:
-            self._send({"id": call_id, "error": error.to_json()})
+        if message["op"] == "spawn":
+            return self._answering(call_id, partial(self._spawn, message["request"]))
+        if message["op"] == "signal":
+            self._answer(call_id, delivered=self._signal(message["pid"], message["signum"]))
+            return None
+        error = SpawnFailed("bad_request", f"Unknown operation {message['op']!r}.")
+        self._send({"id": call_id, "error": error.to_json()})
         return None
 
-    def _spawn(self, call_id: int, request: SpawnRequest) -> Role | None:
+    def _answering(self, call_id: int, work: Callable[[int], Role | None]) -> Role | None:
+        """Run `work`; what cannot be started is an answer, not the end of the machine."""
+        try:
+            return work(call_id)
+        except SpawnFailed as error:
+            self._send({"id": call_id, "error": error.to_json()})
+            return None
+
+    def _spawn(self, data: dict[str, Any], call_id: int) -> Role | None:
+        request = SpawnRequest.from_json(data)
+        spare = self._spare
+        if spare is None or spare.launch is not None:
+            return self._start(request, call_id)
+        launch = plan(NUMBER, request, self._folder, self._facts)
+        if launch.kind is Kind.FORK:
+            launch.write_connection_file()
+            if spare.ask(call_id, launch):
+                return None
+        self._spare = None
+        self._drop(spare)
+        return self._start(request, call_id)
+
+    def _drop(self, spare: Spare) -> None:
+        spare.drop()
+        remove_files(self._folder, NUMBER)
+
+    def _start(self, request: SpawnRequest, call_id: int) -> Role | None:
         self._spawned += 1
         launch = plan(self._spawned, request, self._folder, self._facts)
         try:
@@ -202,9 +276,12 @@ class Machine:
             raise SpawnFailed("not_startable", f"Cannot start a kernel: {error}.") from error
         if pid == 0:
             return partial(launcher.run, launch)
+        self._started(call_id, launch, pid)
+        return None
+
+    def _started(self, call_id: int, launch: Launch, pid: int) -> None:
         self._kernels[pid] = launch
         self._answer(call_id, **launch.spawned(pid))
-        return None
 
     def _execute(self, launch: Launch) -> int:
         """Start `launch.argv` and see it running. Raises OSError if it is not executable."""
@@ -252,11 +329,15 @@ class Machine:
         """Let go, in a child, of what belongs to the machine."""
         self._host.close()
         self._watch.detach()
+        if self._spare is not None:
+            self._spare.close()
 
     def _end(self, status: int) -> NoReturn:
         if os.getpid() != self._pid:  # a fork that failed on its way out of here
             os._exit(processes.EX_CHILD)
         groups = [self._agent_pid, *self._kernels]
+        if self._spare is not None:
+            self._drop(self._spare)
         for launch in self._kernels.values():
             launch.remove_files()
         if not processes.end_all_children(groups, _END_DEADLINE_S):

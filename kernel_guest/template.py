@@ -41,7 +41,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,8 @@ def make_template() -> TemplateFacts:
     """Turn this process into a template; out: what its forks cannot change."""
     facts = TemplateFacts.take(forks=processes.LINUX)
     preimport(wanted_libraries(os.environ))
-    return facts
+    # What imports have set is no change: pydevd sets one of its own variables.
+    return replace(facts, environ=dict(os.environ))
 
 
 def serve(control_fd: int, agent: Agent | None = None) -> Role:
@@ -281,5 +282,6 @@ def _become_machine(request: MachineRequest, facts: TemplateFacts, agent: Agent)
         hook_listener=socket.socket(fileno=request.hook_fd),
         facts=facts,
         agent=agent,
+        spare=facts.forks,
     )
     return machine.begin(setup)

@@ -18,6 +18,7 @@ from kernel_guest.kernels import SpawnFailed, SpawnRequest
 REQUEST = SpawnRequest(key="k", cwd="/")
 SPAWNED = {
     "pid": 7,
+    "kind": "fork",
     "cold": False,
     "reason": "",
     "ip": "/run/k1",

@@ -143,10 +143,10 @@ def test_no_forks_where_the_platform_has_none(tmp_path: Path) -> None:
     )
 
 
-def test_the_environment_is_the_machines_changed_by_the_request(tmp_path: Path) -> None:
+def test_the_environment_is_the_machines_changed_by_the_request() -> None:
     base = {"A": "1", "B": "1", "KERNEL_GUEST_FOLDER": "/x", "JPY_PARENT_PID": "1"}
-    request = request_in(tmp_path, env={"B": "2", "C": "2"})
-    assert kernels.kernel_environment(base, request) == {"A": "1", "B": "2", "C": "2"}
+    changes = {"B": "2", "C": "2"}
+    assert kernels.kernel_environment(base, changes) == {"A": "1", "B": "2", "C": "2"}
 
 
 def test_another_kernelspec_is_a_command(

@@ -8,6 +8,7 @@ import re
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,20 @@ import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.manager import AsyncKernelManager
 
+from kernel_guest.kernels import SpawnRequest
 from tests.guest.machines import (
     DEADLINE_S,
+    KEY,
     TemplateProcess,
     clean_environment,
+    client_of,
     kernel_in,
     run_cell,
 )
 
 STATE = """
 import __main__, asyncio, faulthandler, gc, json, locale, logging, os, resource, signal, site, sys
-import threading, warnings
+import threading, time, warnings
 ip = get_ipython()
 print(json.dumps({
     "argv": [sys.argv[0], sys.argv[1], len(sys.argv)],
@@ -38,7 +42,7 @@ print(json.dumps({
     "main": sorted(name for name in vars(__main__) if name.startswith("__")),
     "main spec": [__name__, repr(__main__.__spec__), getattr(__main__, "__file__", None)],
     "flags": [repr(sys.flags), sys.dont_write_bytecode],
-    "session": [os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()],
+    "process session": [os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()],
     "shell": [type(ip).__name__, sorted(ip.config), ip.profile_dir.location],
     "history": [ip.history_manager.enabled, str(ip.history_manager.hist_file)],
     "collector": [gc.isenabled(), gc.get_threshold()],
@@ -55,7 +59,11 @@ print(json.dumps({
     "sizes": [sys.getrecursionlimit(), sys.getswitchinterval(), threading.stack_size()],
     "import": [repr(type(x)) for x in sys.meta_path] + [len(sys.path_hooks)],
     "builtins": sorted(dir(__builtins__)),
+    "session": ip.kernel.session.username, "started in": ip.starting_dir,
+    "hidden": sorted(ip.user_ns_hidden), "names": sorted(ip.user_ns),
+    "terminal": ip.Completer.dumb_terminal, "notebook name": globals().get("__session__"),
     "place": [os.getcwd(), sys.executable, sorted(os.sched_getaffinity(0)), os.nice(0)],
+    "zone": time.tzname,
 }))
 """
 
@@ -143,26 +151,32 @@ def transcripts(template: TemplateProcess) -> dict[str, dict[str, Any]]:
     """What both kernels showed, each run alone in the same folder with the same environment."""
     with tempfile.TemporaryDirectory(prefix="kg-") as name:
         folder = Path(name)
-        env = {**clean_environment(), "HOME": name, "IPYTHONDIR": str(folder / "ipython")}
+        machine_env = {"HOME": name, "IPYTHONDIR": str(folder / "ipython")}
+        client_env = {"USER": "ada", "TERM": "dumb", "TZ": "XST-5", "JPY_SESSION_NAME": "a.ipynb"}
+        env = {**clean_environment(), **machine_env, **client_env}
 
         async def both() -> dict[str, dict[str, Any]]:
             async with stock_kernel(folder, env) as client:
                 stock = await transcript(client)
-            with template.machine(folder) as machine:
-                async with kernel_in(machine, env=env) as (_, kernel, client):
-                    assert not kernel.cold, kernel.reason
-                    return {"stock": stock, "ours": await transcript(client)}
+            with template.machine(folder, env=machine_env) as machine:
+                async with kernel_in(machine, env=client_env) as (host, kernel, client):
+                    seen = {"stock": stock, kernel.kind: await transcript(client)}
+                    second = await host.spawn(SpawnRequest(key=KEY, cwd=name, env=client_env))
+                    async with client_of(second) as client:
+                        return {**seen, second.kind: await transcript(client)}
 
         return asyncio.run(both())
 
 
+@pytest.mark.parametrize("kind", ["spare", "fork"])
 @pytest.mark.parametrize("name", list(BEHAVIOUR))
-def test_code_shows_the_same(transcripts: dict[str, dict[str, Any]], name: str) -> None:
-    assert transcripts["ours"][name] == transcripts["stock"][name]
+def test_code_shows_the_same(transcripts: dict[str, dict[str, Any]], name: str, kind: str) -> None:
+    assert transcripts[kind][name] == transcripts["stock"][name]
 
 
-def test_the_process_looks_the_same(transcripts: dict[str, dict[str, Any]]) -> None:
-    stock, ours = transcripts["stock"]["state"], transcripts["ours"]["state"]
+@pytest.mark.parametrize("kind", ["spare", "fork"])
+def test_the_process_looks_the_same(transcripts: dict[str, dict[str, Any]], kind: str) -> None:
+    stock, ours = deepcopy(transcripts["stock"]["state"]), transcripts[kind]["state"]
     # The difference that is meant: no parent to poll, so no thread that does.
     assert stock["environ"].pop("JPY_PARENT_PID")
     assert "ParentPollerUnix Thread-1" in stock["threads"]
