@@ -94,7 +94,9 @@ def test_the_guest_never_imports_the_gateway() -> None:
 def test_the_gateway_imports_only_the_shared_room_of_the_guest() -> None:
     for path in modules_under("gateway"):
         guest = imports_any(imports_of(path), "kernel_guest")
-        other = {n for n in guest if not n.startswith("kernel_guest.shared") and n != "kernel_guest"}
+        other = {
+            n for n in guest if not n.startswith("kernel_guest.shared") and n != "kernel_guest"
+        }
         assert not other, (path, other)
 
 

@@ -16,9 +16,7 @@ T = TypeVar("T")
 POLL_INTERVAL_S = 0.01
 
 
-def wait_until(
-    condition: Callable[[], T], *, within_s: float, what: str = "the condition"
-) -> T:
+def wait_until(condition: Callable[[], T], *, within_s: float, what: str = "the condition") -> T:
     """Return the first truthy value of ``condition()``.
 
     Raises ``AssertionError`` naming ``what`` when ``within_s`` seconds pass without one.
