@@ -6,8 +6,9 @@ A seam with two real users: MicroVMs, and (in tests of the runner) an ordinary l
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any, Protocol
 
 from jupyter_client.manager import AsyncKernelManager
@@ -16,7 +17,10 @@ from traitlets.config import Config
 from gateway.batch.kernel import make_kernel_manager, profile_kernel_spec
 from gateway.batch.workspace import SessionWorkspace, Workspace
 from gateway.config import MicroVMGateway
+from gateway.errors import UsageError
 from gateway.lifecycle import Phase
+from gateway.profiles import Profile, UploadLimits
+from gateway.session.files import plan_upload
 
 
 class KernelHost(Protocol):
@@ -82,19 +86,41 @@ def describe_exit(status: int | None) -> str:
     return f"its process ended with status {status}"
 
 
-def with_own_workspace(config: Config, settings: MicroVMGateway, profile: str) -> Config:
-    """Configuration in which `profile` copies the notebook's folder instead of using it in place.
+def with_workspace(config: Config, settings: MicroVMGateway, profile: str, source: str) -> Config:
+    """Configuration in which `profile` has another `workspace_source`.
 
-    For runs that bring files along or back: they must leave nothing in the user's own folders.
-    It narrows what the profile allows, so nobody gains a right by it.
+    Only ever from "folder" to "upload" or "none": it narrows what the profile allows, so nobody
+    gains a right by it.
     """
-    if settings.profile(profile).workspace != "folder":
-        return config
     table = {name: dict(entry) for name, entry in settings.profiles.items()}
-    table.setdefault(profile, {})["workspace_source"] = "upload"
+    table.setdefault(profile, {})["workspace_source"] = source
     changed = deepcopy(config)
     changed.MicroVMGateway.profiles = table
     return changed
+
+
+def choose_workspace(
+    profile: Profile, folders: Iterable[Path], *, inputs: bool, collect: bool
+) -> str:
+    """The `workspace_source` of a run that brings files along or back.
+
+    Such a run should leave nothing in the user's folders, so one that would work in the
+    notebook's folder gets a copy of it. A folder beyond the profile's upload limits cannot be
+    copied: then the input files must do ("none"), and a run that only collects works in place.
+    """
+    if profile.workspace != "folder" or not (inputs or collect):
+        return profile.workspace_source
+    if all(_can_be_copied(folder, profile.upload) for folder in folders):
+        return "upload"
+    return "none" if inputs else "folder"
+
+
+def _can_be_copied(folder: Path, limits: UploadLimits) -> bool:
+    try:
+        plan_upload(str(folder), limits)
+    except UsageError:
+        return False
+    return True
 
 
 def _session(manager: AsyncKernelManager) -> Any:

@@ -12,12 +12,12 @@ from traitlets import Bool, Float, Integer, List, Unicode
 from traitlets.config import Config
 
 import gateway.cli.lean  # noqa: F401  # before everything that imports nbformat
-from gateway.batch.host import MicroVMHost, with_own_workspace
+from gateway.batch.host import MicroVMHost, choose_workspace, with_workspace
 from gateway.batch.inputs import plan_inputs
 from gateway.batch.kernel import library_log
 from gateway.batch.notebooks import PlannedRun, check_writable, plan_runs, read_notebook
 from gateway.batch.parameters import parse_parameters
-from gateway.batch.progress import choose_progress
+from gateway.batch.progress import Progress, choose_progress
 from gateway.batch.queue import run_all
 from gateway.batch.report import as_json, as_text
 from gateway.batch.result import RunResult, overall_exit_code
@@ -130,16 +130,28 @@ class RunApp(MicroVMCommand):
     async def _run(self, plans: list[PlannedRun], options: RunOptions) -> list[RunResult]:
         quiet = self.quiet or (self.json_output and not sys.stderr.isatty())
         progress = choose_progress(sys.stderr, quiet=quiet, notebooks=len(plans))
-        host = MicroVMHost(options.profile, self._host_config(options))
+        host = MicroVMHost(options.profile, self._host_config(plans, options, progress))
         try:
             return await run_all(plans, options, host, progress, SystemClock(), jobs=self.jobs)
         finally:
             progress.close()
 
-    def _host_config(self, options: RunOptions) -> Config:
-        if not (options.inputs or options.collect):
+    def _host_config(
+        self, plans: list[PlannedRun], options: RunOptions, progress: Progress
+    ) -> Config:
+        settings = load_gateway(self.config)
+        profile = settings.profile(options.profile)
+        folders = {plan.folder for plan in plans}
+        source = choose_workspace(
+            profile, folders, inputs=bool(options.inputs), collect=bool(options.collect)
+        )
+        if source == profile.workspace_source:
             return self.config
-        return with_own_workspace(self.config, load_gateway(self.config), options.profile)
+        if source == "none":
+            progress.note(
+                "The notebook's folder is too large to copy: only --input files are there."
+            )
+        return with_workspace(self.config, settings, options.profile, source)
 
     def _report(self, results: list[RunResult]) -> None:
         print(as_json(results) if self.json_output else as_text(results), flush=True)
