@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -46,6 +47,8 @@ from gateway.local.interfaces import (
     MachineSpec,
     RunningMachine,
 )
+
+log = logging.getLogger(__name__)
 
 #: A template costs about 50 MB resident (techniques, memory): bound how many stay warm.
 MAX_TEMPLATES = 4
@@ -112,6 +115,7 @@ class ProcessEngine:
         self._keeper_turn = asyncio.Lock()
         self._fork_turn = asyncio.Lock()
         self._keeper: KeeperClient | None = None
+        self._lost_keepers: list[KeeperClient] = []
         self._machines: dict[int, ProcessMachine] = {}
         self._early_exits: dict[int, int] = {}
 
@@ -129,6 +133,7 @@ class ProcessEngine:
         """The keeper, started at the first use and again after it died."""
         async with self._keeper_turn:
             if self._keeper is None:
+                await self._see_lost_keepers_out()
                 self._keeper = await KeeperClient.start(
                     self._state_dir,
                     use_cgroup=self._use_cgroup,
@@ -151,10 +156,17 @@ class ProcessEngine:
 
     def _keeper_lost(self) -> None:
         """Somebody killed the keeper: nothing that it held can be trusted to be cleaned."""
-        self._keeper = None
+        if self._keeper is not None:
+            self._lost_keepers.append(self._keeper)
+            self._keeper = None
         self._shelf.end_all()
         for machine in list(self._machines.values()):
             self._exited(machine.pid, signal.SIGKILL)
+
+    async def _see_lost_keepers_out(self) -> None:
+        """A keeper that was asked to end (SIGTERM) may still be cleaning."""
+        while self._lost_keepers:
+            await self._lost_keepers.pop().close()
 
     def _exited(self, pid: int, status: int) -> None:
         """A child of the keeper or of a template has ended."""
@@ -273,16 +285,26 @@ class ProcessEngine:
         except OSError as error:
             raise EngineError(f"the folder {folder} cannot be removed: {error}") from error
         if self._keeper is not None:
-            await self._keeper.note_gone(folder)
+            # A keeper that has just gone will clean nothing; there is nothing left to clean.
+            with contextlib.suppress(EngineError):
+                await self._keeper.note_gone(folder)
 
     async def close(self) -> None:
-        """Kill every machine, end every template and the keeper.  Idempotent."""
+        """Kill every machine, end every template and the keeper.  Idempotent.
+
+        A machine that withstands its kill is left to the keeper, which tries once more.
+        Raises EngineError when that fails too.
+        """
         for machine in list(self._machines.values()):
-            await self.kill(machine)
+            try:
+                await self.kill(machine)
+            except EngineError as error:
+                log.warning("%s", error)
         self._shelf.end_all()
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             await keeper.close()
+        await self._see_lost_keepers_out()
 
 
 def _check_path(folder: Path) -> None:
