@@ -53,7 +53,7 @@ _HEADS = tuple(Struct(f"!BBH{count}I") for count in range(_COMMON_PARTS))
 _LENGTHS = tuple(Struct(f"!{count}I") for count in range(_COMMON_PARTS))
 """Ready-made formats for the usual part counts; building one costs as much as using it."""
 
-_KINDS = {int(kind): kind for kind in Kind}
+ALL_KINDS = frozenset(Kind)
 _CHANNELS = {int(channel): channel for channel in Channel}
 _LANES = {int(lane): lane for lane in Lane}
 _JUPYTER, _NONE = Kind.JUPYTER, Channel.NONE
@@ -142,8 +142,16 @@ def split(buffers: Sequence[Buffer], chunk_bytes: int) -> list[Chunk]:
 class Assembler:
     """Puts the chunks of one lane together.  A chunk that raises has changed nothing."""
 
-    def __init__(self, lane: int, limits: LinkLimits, decompress: Decompress | None) -> None:
+    def __init__(
+        self,
+        lane: int,
+        limits: LinkLimits,
+        decompress: Decompress | None,
+        kinds: frozenset[Kind] = ALL_KINDS,
+    ) -> None:
+        """`kinds` are those that this side takes; any other is an error of the peer."""
         self._lane = _LANES[lane]
+        self._kinds = {int(kind): kind for kind in kinds}
         self._limits = limits
         self._decompress = decompress
         self._prefix: Prefix | None = None
@@ -275,7 +283,7 @@ class Assembler:
 
     def _head(self, block: bytes, at: int) -> tuple[Kind, Channel, int]:
         kind_number, channel_number, count = _RECORD.unpack_from(block, at)
-        kind, channel = _KINDS.get(kind_number), _CHANNELS.get(channel_number)
+        kind, channel = self._kinds.get(kind_number), _CHANNELS.get(channel_number)
         if kind is None or channel is None or (kind is _JUPYTER) == (channel is _NONE):
             raise LinkProtocolError(Fault.BAD_MESSAGE, "unknown kind or channel")
         if count > self._limits.parts:

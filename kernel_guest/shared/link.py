@@ -60,7 +60,7 @@ from kernel_guest.shared.errors import Fault, LinkProtocolError
 from kernel_guest.shared.frames import DATA, FrameType, Pair, decode_frame
 from kernel_guest.shared.hello import Hello, LinkIdentity, RefusalCode, Welcome
 from kernel_guest.shared.limits import LinkLimits
-from kernel_guest.shared.messages import Lane, LinkMessage
+from kernel_guest.shared.messages import Kind, Lane, LinkMessage
 from kernel_guest.shared.records import (
     Established,
     LaneStatistics,
@@ -80,6 +80,13 @@ class Role(Enum):
 
     GUEST = "guest"
     GATEWAY = "gateway"
+
+
+_TAKES = {
+    Role.GUEST: frozenset((Kind.JUPYTER, Kind.CALL, Kind.GAP)),
+    Role.GATEWAY: frozenset((Kind.JUPYTER, Kind.REPLY, Kind.EVENT, Kind.GAP)),
+}
+"""Kinds that each role takes: only a gateway calls, only a guest replies and reports."""
 
 
 class Phase(Enum):
@@ -130,7 +137,7 @@ class LinkCore:
         self._verify = verify
         self._features = () if compress is None else (greeting.COMPRESSION_FEATURE + compression,)
         self._phase = Phase.DOWN
-        self._stream = Stream(self.limits, compress, decompress)
+        self._stream = Stream(self.limits, _TAKES[role], compress, decompress)
         self._peer_boot_id = ""
         self._greeting: Greeting | None = None
         self._challenge: greeting.Challenge | None = None

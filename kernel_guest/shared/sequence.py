@@ -19,6 +19,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from kernel_guest.shared.chunks import (
+    ALL_KINDS,
     PREFIX_BYTES,
     Assembler,
     Chunk,
@@ -32,7 +33,7 @@ from kernel_guest.shared.credit import ReceiveCredit, SendCredit, message_cost
 from kernel_guest.shared.errors import Fault, LinkFull, LinkProtocolError, MessageRefused
 from kernel_guest.shared.frames import FIRST, LAST, Frame
 from kernel_guest.shared.limits import LinkLimits
-from kernel_guest.shared.messages import Lane, LinkMessage, gap
+from kernel_guest.shared.messages import Kind, Lane, LinkMessage, gap
 
 Priced = tuple[LinkMessage, int]
 """A message and its cost, which is wanted often and computed once."""
@@ -280,7 +281,7 @@ class Outbox:
 class Inbox:
     """Receiver of one lane."""
 
-    def __init__(self, lane: Lane, limits: LinkLimits) -> None:
+    def __init__(self, lane: Lane, limits: LinkLimits, kinds: frozenset[Kind] = ALL_KINDS) -> None:
         self.received = 0
         self.duplicates = 0
         self.delivered_total = 0
@@ -288,7 +289,8 @@ class Inbox:
         self._lane = lane
         self._limits = limits
         self._window = limits.windows[lane]
-        self._assembler = Assembler(lane, limits, None)
+        self._kinds = kinds
+        self._assembler = Assembler(lane, limits, None, kinds)
 
     @property
     def held_bytes(self) -> int:
@@ -317,4 +319,4 @@ class Inbox:
         """A new stream: expect sequence 1, forget an unfinished message."""
         self.received = 0
         self.credit.reset()
-        self._assembler = Assembler(self._lane, self._limits, decompress)
+        self._assembler = Assembler(self._lane, self._limits, decompress, self._kinds)

@@ -9,7 +9,7 @@ from kernel_guest.shared.chunks import Compress, Decompress
 from kernel_guest.shared.frames import ACK, DATA, LAST, Frame, Pair, encode_header
 from kernel_guest.shared.hello import PeerLimits, declared
 from kernel_guest.shared.limits import LinkLimits
-from kernel_guest.shared.messages import Lane, LinkMessage
+from kernel_guest.shared.messages import Kind, Lane, LinkMessage
 from kernel_guest.shared.records import LaneStatistics
 from kernel_guest.shared.sequence import Framing, Inbox, Outbox
 
@@ -20,12 +20,17 @@ class Stream:
     """Both directions of both lanes, under one stream number."""
 
     def __init__(
-        self, limits: LinkLimits, compress: Compress | None, decompress: Decompress | None
+        self,
+        limits: LinkLimits,
+        kinds: frozenset[Kind],
+        compress: Compress | None,
+        decompress: Decompress | None,
     ) -> None:
+        """`kinds` of messages are taken from the peer, others are refused."""
         self.number = 0
         self.ack_due = False
         self.out = (Outbox(Lane.URGENT, limits), Outbox(Lane.ORDERED, limits))
-        self.into = (Inbox(Lane.URGENT, limits), Inbox(Lane.ORDERED, limits))
+        self.into = (Inbox(Lane.URGENT, limits, kinds), Inbox(Lane.ORDERED, limits, kinds))
         self._limits = limits
         self._compress = compress
         self._decompress = decompress

@@ -12,7 +12,7 @@ from kernel_guest.shared import hello
 from kernel_guest.shared.errors import Fault, LinkFull, LinkProtocolError, MessageRefused
 from kernel_guest.shared.limits import LinkLimits
 from kernel_guest.shared.link import LinkCore, LinkIdentity, Phase, Refused, Role
-from kernel_guest.shared.messages import Channel, Kind, Lane, call, event, reply
+from kernel_guest.shared.messages import Channel, Kind, Lane, LinkMessage, call, event, reply
 from tests.shared.pair import (
     SESSION,
     SMALL,
@@ -138,6 +138,59 @@ def test_repeated_handshake_frames_change_nothing() -> None:
         )
     assert pair.guest.established
     assert pair.gateway.established
+
+
+def test_a_welcome_to_another_challenge_is_not_taken() -> None:
+    pair = Pair()
+    pair.connect()
+    for role in (Role.GUEST, Role.GATEWAY):
+        pair.take(role)
+        pair.deliver(role)
+    late = pair.guest.take_frames(0)[0]
+    pair.connect()
+    pair.take(Role.GUEST)
+    pair.deliver(Role.GUEST)
+    with pytest.raises(LinkProtocolError) as caught:
+        pair.gateway.receive_frame(late)
+    assert caught.value.fault is Fault.BAD_HANDSHAKE
+
+
+@pytest.mark.parametrize("received", [(0, 1), (9, 0)])
+def test_a_welcome_that_claims_what_was_never_sent_is_refused(received: tuple[int, int]) -> None:
+    pair = Pair().open()
+    pair.cut()
+    pair.connect()
+    for role in (Role.GUEST, Role.GATEWAY):
+        pair.take(role, 0)
+        pair.deliver(role)
+    told = hello.decode_welcome(pair.guest.take_frames(0)[0])
+    with pytest.raises(LinkProtocolError):
+        pair.gateway.receive_frame(
+            hello.encode_welcome(dataclasses.replace(told, received=received))
+        )
+
+
+@pytest.mark.parametrize("frame", [b"", b"\x01{}", b"\x03{}", b"\x04{}", b"\x00", b"\x07" * 60])
+@pytest.mark.parametrize("role", list(Role))
+def test_what_is_not_expected_ends_the_transport(role: Role, frame: bytes) -> None:
+    pair = Pair().open()
+    with pytest.raises(LinkProtocolError):
+        pair.core(role).receive_frame(frame)
+    assert pair.core(role).phase is Phase.DOWN
+    assert pair.core(role).statistics().protocol_errors == 1
+    pair.cut()
+    pair.open()
+    assert pair.last_established(role).resumed
+
+
+def test_data_before_the_handshake_is_refused() -> None:
+    spoken = Pair().open()
+    spoken.guest.send(numbered(1))
+    gateway = make_gateway()
+    gateway.connected()
+    with pytest.raises(LinkProtocolError) as caught:
+        gateway.receive_frame(spoken.guest.take_frames(1)[0])
+    assert caught.value.fault is Fault.UNEXPECTED
 
 
 def test_frames_after_the_end_of_a_transport_are_dropped_and_counted() -> None:
@@ -605,6 +658,24 @@ def test_an_idle_link_is_silent() -> None:
     assert pair.guest.idle
     assert pair.gateway.idle
     assert pair.guest.take_frames(10**6) == pair.gateway.take_frames(10**6) == []
+
+
+@pytest.mark.parametrize(
+    ("speaker", "message"),
+    [
+        (Role.GUEST, call(1, "start", {})),
+        (Role.GATEWAY, reply(1, {})),
+        (Role.GATEWAY, event("kernel_exited", {})),
+    ],
+)
+def test_kinds_that_a_side_has_no_business_to_send_are_refused(
+    speaker: Role, message: LinkMessage
+) -> None:
+    pair = Pair().open()
+    pair.core(speaker).send(message)
+    with pytest.raises(LinkProtocolError) as caught:
+        pair.pump()
+    assert caught.value.fault is Fault.BAD_MESSAGE
 
 
 # --- compression
