@@ -87,9 +87,17 @@ def test_nothing_secret_of_our_environment_reaches_a_machine(
 
 
 def test_the_allow_list_is_short() -> None:
-    assert scrubbed({"HOME": "/h", "AWS_PROFILE": "p", "LC_ALL": "C"}) == {
+    given = {
+        "HOME": "/h",
+        "AWS_PROFILE": "p",
+        "LC_ALL": "C",
+        "https_proxy": "http://proxy:3128",
+        "HTTP_PROXY": "http://me:secret@proxy:3128",
+    }
+    assert scrubbed(given) == {
         "HOME": "/h",
         "LC_ALL": "C",
+        "https_proxy": "http://proxy:3128",
         "PATH": "/usr/local/bin:/usr/bin:/bin",
     }
     made = template_environment({"PATH": "/bin"}, Path("/env"), {"PATH": "/own"})

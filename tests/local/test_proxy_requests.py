@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import logging
+from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.local.interfaces import ProxyLimits
 from gateway.local.proxy import connection, exchange
@@ -566,3 +571,55 @@ def test_close_ends_everything_and_can_be_called_twice() -> None:
             assert "connections=0" in repr(b.proxy)
 
     asyncio.run(scenario())
+
+
+def test_a_refused_request_that_waits_for_100_continue_is_answered_at_once() -> None:
+    async def scenario() -> None:
+        async with bench(echo_request) as b:
+            client = await b.open()
+            headers = {"Expect": "100-continue", "Content-Length": "50"}
+            await client.send(headers=headers, method="POST", token=None)
+            answer = await client.answer()
+            assert (answer.status, answer.header("connection")) == (403, "close")
+            assert await client.rest() == b""
+
+    asyncio.run(scenario())
+
+
+VALID = (
+    b"POST /x HTTP/1.1\r\nHost: 127.0.0.1:1\r\nContent-Length: 3\r\nX-aws-proxy-auth: a\r\n\r\nabc"
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_no_bytes_break_the_proxy(data: st.DataObject) -> None:
+    """Whatever comes, the connection ends or is answered, and the next client is served."""
+    noise = data.draw(st.lists(st.tuples(st.integers(0, len(VALID)), st.binary(max_size=8))))
+    raw = VALID
+    for at, extra in noise:
+        raw = raw[:at] + extra + raw[at + len(extra) :]
+
+    async def scenario() -> None:
+        async with bench(echo_request) as b:
+            client = await b.open()
+            client.writer.write(raw)
+            client.writer.write_eof()
+            await client.rest()
+            assert (await b.ask()).status == 200
+
+    with no_errors_logged():
+        asyncio.run(scenario())
+
+
+@contextlib.contextmanager
+def no_errors_logged() -> Iterator[None]:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert [record.getMessage() for record in records] == []

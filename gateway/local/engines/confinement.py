@@ -112,7 +112,11 @@ class CgroupConfinement:
     async def freeze(self, captive: Captive) -> None:
         group = _group_of(captive)
         cgroups.set_frozen(group, frozen=True)
-        await _until(lambda: cgroups.is_frozen(group), FREEZE_WITHIN_S, "stop", captive)
+        try:
+            await _until(lambda: cgroups.is_frozen(group), FREEZE_WITHIN_S, "stop", captive)
+        except BaseException:  # given up or cancelled: half a freeze would be a hung machine
+            cgroups.set_frozen(group, frozen=False)
+            raise
 
     async def thaw(self, captive: Captive) -> None:
         group = _group_of(captive)
@@ -168,8 +172,10 @@ class TreeConfinement:
         walk = process_tree.StopWalk([captive.pid], already=captive.stopped)
         try:
             await _walk(walk, FREEZE_WITHIN_S)
-        finally:
-            captive.stopped = walk.stopped
+        except BaseException:  # given up or cancelled: half a freeze would be a hung machine
+            process_tree.continue_all(walk.stopped)
+            raise
+        captive.stopped = walk.stopped
 
     async def thaw(self, captive: Captive) -> None:
         stopped, captive.stopped = captive.stopped, set()

@@ -18,6 +18,9 @@ ALLOWED = frozenset(
     }
 )  # fmt: skip
 ALLOWED_PREFIXES = ("LC_",)
+#: Where the network needs a proxy, `pip install` in a notebook does too; in either case of
+#: letters.  Only without a password in them.
+PROXIES = frozenset({"ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -26,7 +29,9 @@ def scrubbed(source: Mapping[str, str]) -> dict[str, str]:
     kept = {
         name: value
         for name, value in source.items()
-        if name in ALLOWED or name.startswith(ALLOWED_PREFIXES)
+        if name in ALLOWED
+        or name.startswith(ALLOWED_PREFIXES)
+        or (name.upper() in PROXIES and "@" not in value)
     }
     kept.setdefault("PATH", DEFAULT_PATH)
     return kept

@@ -47,6 +47,8 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -162,14 +164,31 @@ class Keeper:
         draft.replace(self._state_file)
 
     def clean(self) -> None:
-        """Kill every machine and template, remove folders, group and state file."""
+        """Kill every machine and template, remove folders, group and state file.
+
+        What withstands is said in the log and left in the state file for `sweep`.
+        """
+        me, reap, within_s = os.getpid(), self.reap, CLEAN_WITHIN_S
+        steps: list[Callable[[], object]] = []
         if self._group is not None:
-            cgroups.kill_and_remove(self._group, within_s=CLEAN_WITHIN_S, between=self.reap)
-        me = os.getpid()
-        process_tree.kill_family([me], within_s=CLEAN_WITHIN_S, spare=me, between=self.reap)
-        for folder in self._machines:
-            remove_tree(Path(folder))
-        self._state_file.unlink(missing_ok=True)
+            kill = partial(cgroups.kill_and_remove, within_s=within_s, between=reap)
+            steps.append(partial(kill, self._group))
+        steps.append(
+            partial(process_tree.kill_family, [me], within_s=within_s, spare=me, between=reap)
+        )
+        steps += [partial(remove_tree, Path(folder)) for folder in self._machines]
+        if all([succeeds(step) for step in steps]):  # noqa: C419 - every step is tried
+            self._state_file.unlink(missing_ok=True)
+
+
+def succeeds(step: Callable[[], object]) -> bool:
+    """Do one step of a cleaning that goes on whatever happens."""
+    try:
+        step()
+    except (OSError, process_tree.SurvivorsError) as error:
+        print(f"keeper {os.getpid()}: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def spawn(packet: dict[str, Any], fds: list[int], group: Path | None) -> int:

@@ -75,6 +75,7 @@ class ClientConnection:
 
         Raises RefusedError for what cannot be read as one.
         """
+        self._method = b""
         try:
             async with asyncio.timeout(IDLE_S):
                 if not self.side.http.trailing_data[0] and not await self._wire.readable():
@@ -182,12 +183,14 @@ class ClientConnection:
         http = self.side.http
         if http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return False
-        reusable = not (error.close or self._over_cap or http.their_state is h11.ERROR)
+        waiting = http.they_are_waiting_for_100_continue  # then no body will follow
+        reusable = not (waiting or error.close or self._over_cap or http.their_state is h11.ERROR)
         self.side.send(heads.refusal(error, request_id, close=not reusable))
         if error.body and self._method != b"HEAD":
             self.side.send(h11.Data(data=error.body))
         self.side.send(h11.EndOfMessage())
-        await self._throw_body_away()
+        if not waiting:
+            await self._throw_body_away()
         return reusable and self._is_reusable()
 
     async def _throw_body_away(self) -> None:
