@@ -35,8 +35,8 @@ over, and gives one action at a time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from gateway.profiles import Profile
 
@@ -64,8 +64,7 @@ class Action(Enum):
     NOTICE = auto()  # say that unattended time is nearly over, then noticed()
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(NamedTuple):
     """The part of a profile that this module needs."""
 
     keep_awake: str
@@ -93,8 +92,7 @@ class Rules:
         return min(SAMPLE_S, self.park_after_s / 2)
 
 
-@dataclass(frozen=True, slots=True)
-class GuestReport:
+class GuestReport(NamedTuple):
     """What the guest says: unfinished cells it knows of, processor seconds used so far."""
 
     executing: int
@@ -102,8 +100,7 @@ class GuestReport:
     cpu_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """One action, and when to ask again if nothing happens meanwhile."""
 
     action: Action

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.bridge import Bridge
 from gateway.errors import GuestFault, Unreachable
@@ -32,8 +31,7 @@ MAX_HEALTH_BYTES = 64 * 1024
 MAX_TEXT_CHARS = 128
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
+class Health(NamedTuple):
     """What the guest says of itself."""
 
     boot_id: str

@@ -29,9 +29,8 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from gateway.bridge import Bridge, bridge
@@ -93,13 +92,12 @@ RATES: Mapping[str, float] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchRequest:
+class LaunchRequest(NamedTuple):
     """Parameters of one RunMicrovm."""
 
     image_arn: str
-    payload: str = field(repr=False)
-    idle: IdlePolicy = field(default_factory=IdlePolicy)
+    payload: str
+    idle: IdlePolicy = IdlePolicy()
     maximum_duration_s: int = 28_800
     image_version: str | None = None
     execution_role_arn: str | None = None
@@ -107,8 +105,7 @@ class LaunchRequest:
     egress_connectors: tuple[str, ...] = ()  # empty: the managed INTERNET_EGRESS
 
 
-@dataclass(frozen=True, slots=True)
-class MachineInfo:
+class MachineInfo(NamedTuple):
     """What the service says of a machine. ``url`` is the endpoint as a base URL."""
 
     microvm_id: str
@@ -125,8 +122,7 @@ class MachineInfo:
         return self.state in TERMINAL_STATES
 
 
-@dataclass(frozen=True, slots=True)
-class ImageInfo:
+class ImageInfo(NamedTuple):
     """What the service says of an image."""
 
     image_arn: str
@@ -500,10 +496,6 @@ _UNREACHABLE_ERRORS = frozenset(
     }
 )
 _IMAGE_GONE_OPERATIONS = frozenset({"run_microvm"})
-
-
-class _Fault(Protocol):
-    response: dict[str, Any]
 
 
 def map_error(operation: str, error: Exception, region: str, subject: str) -> GatewayError:

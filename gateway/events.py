@@ -15,8 +15,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = [
     "EVENT_FIELDS",
@@ -117,13 +116,12 @@ def scrub(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One thing that happened. ``facts`` holds every name of EVENT_FIELDS."""
 
     name: str
     time_s: float
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
         """Flat and JSON-ready."""

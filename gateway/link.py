@@ -18,8 +18,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gateway.bridge import Bridge
 from gateway.clock import Clock
@@ -69,8 +68,7 @@ class LinkOwner(Protocol):
         """The socket is gone and nobody asked for that."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallResult:
+class CallResult(NamedTuple):
     """The answer to a call."""
 
     result: dict[str, Any]

@@ -7,6 +7,10 @@ environment value (design 6.7). ``config.py`` reads them; this module is pure.
 A profile that names no ``image_arn`` means the embedded local service with
 this interpreter's own environment. Going to AWS is only configuration: region,
 image ARN, role, connectors, no endpoint.
+
+Small values here and in the other rooms are named tuples: making a frozen
+dataclass takes a millisecond, a named tuple a tenth, and a kernel's first start
+waits for the import of all of them (2026-11-30, Python 3.11).
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from gateway.errors import ConfigError, ForbiddenError, ProfileError
 
@@ -51,8 +55,7 @@ _IMAGE_ARN = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class IdlePolicy:
+class IdlePolicy(NamedTuple):
     """What the service does by itself; fixed at launch (LM 6.1)."""
 
     max_idle_s: int = 900
@@ -60,16 +63,14 @@ class IdlePolicy:
     auto_resume: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class JournalLimits:
+class JournalLimits(NamedTuple):
     """How much the guest keeps of what the gateway has not acknowledged."""
 
     memory_bytes: int = 32 * 1024 * 1024
     disk_bytes: int = 256 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class UploadLimits:
+class UploadLimits(NamedTuple):
     """Bounds of ``workspace_source = "upload"``; beyond them the start is refused."""
 
     max_files: int = 2_000
@@ -83,8 +84,7 @@ class UploadLimits:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceAccess:
+class ServiceAccess(NamedTuple):
     """Where the control plane is and who we are there.
 
     ``endpoint_url`` is None for AWS. Without ``access_key_id`` the ordinary
@@ -94,8 +94,11 @@ class ServiceAccess:
     region: str
     endpoint_url: str | None = None
     access_key_id: str | None = None
-    secret_access_key: str | None = field(default=None, repr=False)
+    secret_access_key: str | None = None
     aws_profile: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<ServiceAccess {self.endpoint_url or self.region}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ class Profile:
     local_state_dir: str | None = None
     local_preset: str = "fast"
     # the machine's life
-    idle: IdlePolicy = IdlePolicy()
+    idle: IdlePolicy = field(default_factory=IdlePolicy)
     maximum_duration_s: int = SERVICE_MAX_DURATION_S
     keep_awake: str = "busy"  # busy | always | never
     park_after_s: float = 30.0
@@ -131,8 +134,8 @@ class Profile:
     isolation: str = "none"  # none | strict
     # its files
     workspace_source: str = "folder"  # folder | upload | none
-    upload: UploadLimits = UploadLimits()
-    journal: JournalLimits = JournalLimits()
+    upload: UploadLimits = field(default_factory=UploadLimits)
+    journal: JournalLimits = field(default_factory=JournalLimits)
     store_uri: str | None = None
     # who may use it
     users: tuple[str, ...] = ("*",)
@@ -243,14 +246,19 @@ def _list(names: set[str]) -> str:
 
 
 _NESTED = {"idle": IdlePolicy, "journal": JournalLimits, "upload": UploadLimits}
-_HINTS = get_type_hints(Profile)
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, str]:
+    """Types of a class's fields as text; late, because only configuration needs them."""
+    return {name: str(hint) for name, hint in get_type_hints(kind).items()}
 
 
 def _convert(where: str, key: str, value: Any) -> Any:
     """Bring a value from a file into the type of its field, or say why not."""
     if key in _NESTED:
         return _convert_nested(where, _NESTED[key], value)
-    hint = str(_HINTS[key])
+    hint = _hints(Profile)[key]
     if "tuple" in hint:
         if isinstance(value, str) or not all(isinstance(item, str) for item in value):
             raise ConfigError(where, "must be a list of strings")
@@ -273,21 +281,21 @@ def _check_scalar(where: str, hint: str, value: Any) -> Any:
     return value
 
 
-def _convert_nested(where: str, kind: type[Any], value: Any) -> Any:
+def _convert_nested(where: str, kind: Any, value: Any) -> Any:
     if isinstance(value, kind):
         return value
     if not isinstance(value, Mapping):
         raise ConfigError(where, "must be a dictionary")
-    known = {f.name for f in fields(kind)}
+    known = set(kind._fields)
     if unknown := sorted(set(value) - known):
         raise ConfigError(where, f"unknown settings {', '.join(unknown)}; known: {_list(known)}")
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     values: dict[str, Any] = {}
     for key, item in value.items():
-        if "tuple" in str(hints[key]):
+        if "tuple" in hints[key]:
             values[key] = tuple(item)
         else:
-            values[key] = _check_scalar(f"{where}.{key}", str(hints[key]), item)
+            values[key] = _check_scalar(f"{where}.{key}", hints[key], item)
     return kind(**values)
 
 

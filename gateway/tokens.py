@@ -27,8 +27,8 @@ refusal rule covers that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 __all__ = ["RENEW_AT", "Advice", "Token", "TokenKeeper"]
 
@@ -36,15 +36,17 @@ __all__ = ["RENEW_AT", "Advice", "Token", "TokenKeeper"]
 RENEW_AT = 0.8
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """Headers that open a connection to ``port`` of ``microvm_id``. The value stays out of repr."""
 
     microvm_id: str
     port: int
     asked_s: float  # monotonic, just before the mint
     life_s: float
-    headers: Mapping[str, str] = field(repr=False)
+    headers: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        return f"<Token {self.microvm_id}:{self.port}>"
 
     def fresh(self, now_s: float) -> bool:
         """False from 80 % of its life on; a clock that went backwards makes it stale too."""

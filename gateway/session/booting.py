@@ -8,8 +8,9 @@ runs, the handshake, ``start``, kernel_info.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from gateway import embedded
 from gateway.clock import Clock
@@ -44,18 +45,20 @@ EPOCH = 1
 RESTART_GRACE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class StartRequest:
+class StartRequest(NamedTuple):
     """What a front door says about the kernel process to start."""
 
-    key: bytes = field(repr=False)
+    key: bytes
     signature_scheme: str = "hmac-sha256"
-    env: dict[str, str] = field(default_factory=dict, repr=False)
+    env: Mapping[str, str] = MappingProxyType({})
     extra_arguments: tuple[str, ...] = ()
     cwd: str = ""  # relative to the workspace
     kernel_name: str | None = None  # None: what the profile says
     session: str = ""
     username: str = ""
+
+    def __repr__(self) -> str:
+        return f"<StartRequest {self.kernel_name or 'default kernel'}>"
 
 
 async def obtain_machine(record: Record, key: LinkKey, owner: LinkOwner) -> Machine:
@@ -120,7 +123,7 @@ async def start_process(
         "kernel_name": kernel_name,
         "key": request.key.decode("utf-8"),
         "signature_scheme": request.signature_scheme,
-        "env": request.env,
+        "env": dict(request.env),
         "extra_arguments": list(request.extra_arguments),
         "cwd": request.cwd,
         "session": request.session,

@@ -11,10 +11,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.bridge import Bridge
 from gateway.errors import GuestFault, UsageError
@@ -84,8 +83,7 @@ def _entry(item: object) -> dict[str, Any]:
 # -- the client's folder --------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
+class Upload(NamedTuple):
     """One file to send."""
 
     source: Path

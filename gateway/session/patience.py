@@ -15,8 +15,8 @@ A 502 is never evidence that a machine is gone (LM 4.3): it only says ASK.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 __all__ = ["Patience", "Step", "Trouble", "Verdict"]
 
@@ -36,16 +36,14 @@ class Step(Enum):
     GIVE_UP = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """One step, and the pause that goes with it."""
 
     step: Step
     wait_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(NamedTuple):
     """What came back: an HTTP status, or None when nobody answered."""
 
     status: int | None

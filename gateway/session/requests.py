@@ -17,7 +17,7 @@ entries, never add any.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.messages import MalformedMessage, content_of, header_of, parent_of
 from kernel_guest.shared.errors import LinkFull
@@ -32,19 +32,19 @@ DEFAULT_LIMIT = 10_000
 IDLE, BUSY = "idle", "busy"
 
 
-@dataclass(slots=True)
 class Outstanding:
     """One unfinished request: ``key`` as in messages.Header, ``header`` its own, raw (the parent
     of what answers it).
     """
 
-    key: str
-    msg_type: str
-    channel: Channel
-    header: bytes
-    sent: bool = False
-    replied: bool = False
-    idle: bool = False
+    __slots__ = ("channel", "header", "idle", "key", "msg_type", "replied", "sent")
+
+    def __init__(self, key: str, msg_type: str, channel: Channel, header: bytes) -> None:
+        self.key = key
+        self.msg_type = msg_type
+        self.channel = channel
+        self.header = header
+        self.sent = self.replied = self.idle = False
 
     @property
     def expects_reply(self) -> bool:
@@ -57,8 +57,7 @@ class Outstanding:
         return self.idle and (self.replied or not self.expects_reply)
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     """One message that ends a request in the kernel's place."""
 
     channel: Channel

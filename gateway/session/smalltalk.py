@@ -14,9 +14,8 @@ answer is the honest empty one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from gateway.messages import MalformedMessage, content_of, header_of
 from kernel_guest.shared.messages import Channel
@@ -35,8 +34,7 @@ class Effect(Enum):
     KERNEL_ENDS = auto()  # a shutdown_request was answered for a sleeping kernel
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """Content of the reply; the session wraps it in busy and idle."""
 
     reply_type: str
@@ -44,15 +42,15 @@ class Answer:
     effect: Effect = Effect.NONE
 
 
-@dataclass
 class SmallTalk:
     """Remembers what the kernel last said, and answers in its place."""
 
-    wake_for_completion: bool = True
-    kernel_info: Mapping[str, Any] | None = None
-    _debug_info: Mapping[str, Any] | None = None
-    _usage: Mapping[str, Any] | None = None
-    _comms: dict[str, str] = field(default_factory=dict)
+    def __init__(self, *, wake_for_completion: bool = True) -> None:
+        self._wake_for_completion = wake_for_completion
+        self.kernel_info: Mapping[str, Any] | None = None
+        self._debug_info: Mapping[str, Any] | None = None
+        self._usage: Mapping[str, Any] | None = None
+        self._comms: dict[str, str] = {}
 
     # -- remembering -------------------------------------------------------------
 
@@ -126,7 +124,7 @@ class SmallTalk:
             # The past is in the machine. An empty list costs the arrow-up key until
             # the first cell; a wake for every opened console costs money.
             return Answer("history_reply", {"status": "ok", "history": []})
-        if kind in ("complete_request", "inspect_request") and not self.wake_for_completion:
+        if kind in ("complete_request", "inspect_request") and not self._wake_for_completion:
             return _no_completion(kind, content_of(parts))
         return None
 

@@ -25,9 +25,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.messages import Composer, MalformedMessage, content_of, header_of, parent_of, size_of
 from gateway.session.requests import Outstanding, Requests, endings
@@ -52,27 +51,26 @@ class Gate(Enum):
     WAIT = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Sink:
+class Sink(NamedTuple):
     """The link of one machine, as far as this module needs it."""
 
     send: Callable[[LinkMessage], None]
     consumed: Callable[[int, Lane], None]
 
 
-@dataclass(slots=True)
-class _Held:
+class _Held(NamedTuple):
     message: LinkMessage
     entry: Outstanding | None
 
 
-@dataclass(slots=True)
 class _Own:
     """A request of ours; reply and idle come in either order."""
 
-    on_reply: Callable[[tuple[bytes, ...]], None]
-    replied: bool = False
-    idle: bool = False
+    __slots__ = ("idle", "on_reply", "replied")
+
+    def __init__(self, on_reply: Callable[[tuple[bytes, ...]], None]) -> None:
+        self.on_reply = on_reply
+        self.replied = self.idle = False
 
 
 class Traffic:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -61,7 +60,7 @@ def test_rules_come_from_the_profile() -> None:
     assert rules.idle_window_s == 60
     assert rules.suspend_after_s == 5
     assert rules.keep_awake_every_s == 20
-    assert replace(rules, idle_window_s=30.0).keep_awake_every_s == 10
+    assert rules._replace(idle_window_s=30.0).keep_awake_every_s == 10
 
 
 def test_an_idle_kernel_is_parked_after_its_time_and_asked_twice_before() -> None:
@@ -74,7 +73,7 @@ def test_an_idle_kernel_is_parked_after_its_time_and_asked_twice_before() -> Non
 
 
 def test_a_busy_cell_is_kept_awake_well_inside_the_idle_window() -> None:
-    rules = replace(RULES, idle_window_s=60.0)
+    rules = RULES._replace(idle_window_s=60.0)
     life = Life(rules)
     life.activity.client_sent(0.0)
     life.activity.in_flight(1, 0.0)
@@ -123,23 +122,23 @@ def test_a_silent_guest_is_parked() -> None:
 
 
 def test_keep_awake_always_and_never() -> None:
-    always = Life(replace(RULES, keep_awake="always"))
+    always = Life(RULES._replace(keep_awake="always"))
     always.run(7200)
     assert set(always.actions()) == {Action.KEEP_AWAKE}
-    never = Life(replace(RULES, keep_awake="never"))
+    never = Life(RULES._replace(keep_awake="never"))
     never.activity.in_flight(1, 0.0)
     never.run(600)
     assert never.actions() == []
 
 
 def test_an_explicit_suspend_after_its_time() -> None:
-    life = Life(replace(RULES, suspend_after_s=30.0))
+    life = Life(RULES._replace(suspend_after_s=30.0))
     life.run(100, until=Action.SUSPEND)
     assert life.actions()[-1] is Action.SUSPEND
 
 
 def test_a_parked_machine_is_suspended_when_its_time_has_come() -> None:
-    activity = Activity(replace(RULES, suspend_after_s=300.0), 0.0)
+    activity = Activity(RULES._replace(suspend_after_s=300.0), 0.0)
     decision = activity.decide_parked(100.0)
     assert decision.action is Action.NOTHING
     assert decision.again_in_s == 200
