@@ -19,7 +19,6 @@ import functools
 import hashlib
 import os
 import sys
-import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
@@ -195,8 +194,15 @@ def _installed_digest(prefix: str) -> str:
 
 
 def _site_folders(prefix: str) -> set[str]:
-    variables = {"base": prefix, "platbase": prefix}
-    return {sysconfig.get_path(name, vars=variables) for name in ("purelib", "platlib")}
+    """Where distributions can be. Not by sysconfig, whose import costs as much as the rest."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    places = (
+        ("lib", version, "site-packages"),
+        ("lib64", version, "site-packages"),
+        ("lib", version, "dist-packages"),
+        ("lib", "python3", "dist-packages"),
+    )
+    return {os.path.realpath(os.path.join(prefix, *place)) for place in places}
 
 
 def _scan(folder: str) -> list[os.DirEntry[str]]:
