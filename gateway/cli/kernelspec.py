@@ -306,6 +306,7 @@ class KernelspecApp(MicroVMCommand):
 
     name = "jupyter-microvm-kernelspec"
     description = "Manage kernelspecs that start their kernels in MicroVMs."
+    examples = "    jupyter microvm kernelspec install --sys-prefix"
     subcommands = {
         "install": (InstallKernelspec, "Install a kernelspec"),
         "list": (ListKernelspecs, "List installed kernelspecs"),

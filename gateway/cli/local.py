@@ -236,6 +236,7 @@ class LocalApp(MicroVMCommand):
 
     name = "jupyter-microvm-local"
     description = "Start, stop and inspect the local service of Lambda MicroVMs."
+    examples = "    jupyter microvm local status"
     subcommands = {
         "start": (StartLocal, "Start the service, or say that it runs"),
         "status": (StatusLocal, "Show the service and its machines"),
