@@ -60,6 +60,12 @@ _SEND_HWM = 64
 _RECONNECT_MS = 1
 # Time for a subscription to cross a connected ipc socket, with room for a busy machine.
 _GRACE_S = 0.2
+# As plain numbers: arithmetic on pyzmq's enums costs more than the calls they go to.
+# A message sent or received part by part takes 8 and 12 us instead of the 37 and 26 of
+# send_multipart and recv_multipart (pyzmq 27.3, 7 parts, 2026-11-30).
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+_NOBLOCK, _SNDMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
+
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 OnMessage = Callable[[Channel, Sequence[bytes]], None]
@@ -136,22 +142,39 @@ class _Socket:
         while self._pending:
             parts, token = self._pending[0]
             try:
-                self._socket.send_multipart([DELIMITER, *parts], zmq.NOBLOCK)
+                self._send(parts)
             except zmq.Again:
                 return  # the edge that announces room wakes us
             self._pending.popleft()
             if token is not None:
                 self._on_sent(token)
 
+    def _send(self, parts: Sequence[bytes]) -> None:
+        """Raises zmq.Again before the first part or not at all."""
+        send, flags = self._socket.send, _NOBLOCK | _SNDMORE
+        send(DELIMITER, flags)
+        for part in parts[:-1]:
+            send(part, flags)
+        send(parts[-1], _NOBLOCK)
+
     def _receive(self) -> bool:
         """True if there is more than one drain took."""
         for _ in range(_DRAIN):
-            if not self._option(zmq.EVENTS) & zmq.POLLIN:
+            if not self._option(_EVENTS) & _POLLIN:
                 return False
-            self._on_frames(self._socket.recv_multipart(zmq.NOBLOCK))
+            self._on_frames(self._receive_one())
             if self._closed:
                 return False
         return True
+
+    def _receive_one(self) -> list[bytes]:
+        recv = self._socket.recv
+        frame = recv(_NOBLOCK, False)
+        frames = [frame.bytes]
+        while frame.more:
+            frame = recv(_NOBLOCK, False)
+            frames.append(frame.bytes)
+        return frames
 
     def _continue(self) -> None:
         if self._again is None:
@@ -274,7 +297,7 @@ class KernelChannels:
             return
         if not self._ready.is_set():
             self._let_loose()
-        if is_type(parts[HEADER], "iopub_welcome"):
+        if b"iopub_welcome" in parts[HEADER] and is_type(parts[HEADER], "iopub_welcome"):
             return
         self._on_message(Channel.IOPUB, parts)
 

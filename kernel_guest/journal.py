@@ -96,8 +96,8 @@ class Journal:
     """A bounded FIFO with a stated way to give way.
 
     `append` never fails and never blocks on a reader; `pop` gives the oldest message or
-    None.  `set_signer` is called when the kernel's key is known and again on restart:
-    what waits in the tail is sealed with the old key first.
+    None; `empty` says whether there is one.  `set_signer` is called when the kernel's key is
+    known and again on restart: what waits in the tail is sealed with the old key first.
     """
 
     def __init__(self, limits: JournalLimits, folder: Path | None = None) -> None:
@@ -111,14 +111,12 @@ class Journal:
         self._head_bytes = 0
         self._tail: deque[_Entry] = deque()
         self._tail_bytes = 0
+        self.empty = True
         self._appended = self._handed = self._merged = 0
         self._dropped_messages = self._dropped_bytes = 0
 
     def __repr__(self) -> str:
         return f"<Journal {self.statistics()}>"
-
-    def __bool__(self) -> bool:
-        return bool(self._head or self._tail or self._spill)
 
     @property
     def disk_error(self) -> OSError | None:
@@ -147,6 +145,7 @@ class Journal:
     def append(self, message: LinkMessage) -> None:
         """Take one message of the ordered lane."""
         self._appended += 1
+        self.empty = False
         if self._tail or not (self._to_head(message) or self._to_spill(message)):
             self._to_tail(message)
 
@@ -159,6 +158,7 @@ class Journal:
         message = self._head.popleft()
         self._head_bytes -= _cost(message)
         self._handed += 1
+        self.empty = not (self._head or self._tail or self._spill)
         return message
 
     def close(self) -> None:
@@ -211,7 +211,8 @@ class Journal:
     def _run_of(self, message: LinkMessage) -> _Run | None:
         if self._sign is None or not _is_iopub(message):
             return None
-        if not is_type(message.parts[HEADER], "stream"):
+        header = message.parts[HEADER]
+        if b"stream" not in header or not is_type(header, "stream"):
             return None
         content = message.parts[CONTENT]
         name, text = member(content, "name"), member(content, "text")
@@ -276,4 +277,7 @@ def _is_iopub(message: LinkMessage) -> bool:
 
 
 def _droppable(message: LinkMessage) -> bool:
-    return _is_iopub(message) and not is_type(message.parts[HEADER], "status")
+    if not _is_iopub(message):
+        return False
+    header = message.parts[HEADER]
+    return b"status" not in header or not is_type(header, "status")

@@ -79,10 +79,10 @@ def type_and_id(header: bytes) -> tuple[str, str]:
 def is_type(header: bytes, msg_type: str) -> bool:
     """Whether a header bears this message type.
 
-    The search in the raw bytes comes first: it is 20 times as fast as parsing, and on
-    iopub nearly every message is something else.
+    Parses.  On a hot path look for the type in the raw bytes first: that is 20 times as
+    fast, and on iopub nearly every message is something else.
     """
-    return f'"{msg_type}"'.encode() in header and member(header, "msg_type") == msg_type
+    return bool(member(header, "msg_type") == msg_type)
 
 
 def make_signer(key: bytes, scheme: str) -> Signer:

@@ -70,11 +70,15 @@ OnMessage = Callable[[LinkMessage], None]
 class LinkServer:
     """Owns core and journal; `on_message` gets every message that the gateway sends.
 
+    Made on the running loop.
+
     The receiver of a message calls `consumed` once it no longer takes memory.
     """
 
     def __init__(self, on_message: OnMessage) -> None:
         self._on_message = on_message
+        # Kept: asking for the running loop is a system call each time (CPython 3.11).
+        self._loop = asyncio.get_running_loop()
         self._core = LinkCore(role=Role.GUEST, identity=LinkIdentity(), verify=_nobody)
         self._journal: Journal | None = None
         self._urgent: deque[LinkMessage] = deque()
@@ -117,10 +121,10 @@ class LinkServer:
         if message.lane is Lane.URGENT:
             self._urgent.append(message)
         elif self._journal is not None:
-            if self._journal or not self._core.wants_more:
-                self._journal.append(message)
-            else:
+            if self._journal.empty and self._core.wants_more:
                 self._send(message)
+            else:
+                self._journal.append(message)
         self._schedule_flush()
 
     def consumed(self, message: LinkMessage) -> None:
@@ -146,8 +150,7 @@ class LinkServer:
         if len(self._greeting) >= _MAX_GREETINGS:
             return None
         self._greeting.add(socket)
-        loop = asyncio.get_running_loop()
-        socket.deadline = loop.call_later(_GREETING_S, socket.end, _CLOSE_LATE, "no hello")
+        socket.deadline = self._loop.call_later(_GREETING_S, socket.end, _CLOSE_LATE, "no hello")
         return self._core.greet()
 
     def on_hello(self, socket: LinkSocket, greeting: Greeting, data: bytes) -> None:
@@ -173,8 +176,9 @@ class LinkServer:
             if isinstance(event, Received):
                 self._on_message(event.message)
         self._schedule_ack()
-        if self._journal or self._urgent or self._core.queued_bytes:
-            self._schedule_flush()
+        waiting = self._journal is not None and not self._journal.empty
+        if waiting or self._urgent or self._core.queued_bytes:
+            self._schedule_flush()  # what came may have brought credit
 
     def on_close(self, socket: LinkSocket) -> None:
         """A socket is gone, for whatever reason."""
@@ -198,11 +202,11 @@ class LinkServer:
 
     def _schedule_flush(self) -> None:
         if self._flush_due is None:
-            self._flush_due = asyncio.get_running_loop().call_soon(self._flush)
+            self._flush_due = self._loop.call_soon(self._flush)
 
     def _schedule_ack(self) -> None:
         if self._ack_due is None:
-            self._ack_due = asyncio.get_running_loop().call_later(_ACK_S, self._flush_ack)
+            self._ack_due = self._loop.call_later(_ACK_S, self._flush_ack)
 
     def _flush_ack(self) -> None:
         self._ack_due = None
@@ -223,10 +227,9 @@ class LinkServer:
         core, journal = self._core, self._journal
         while self._urgent and core.wants_more_of(Lane.URGENT):
             self._send(self._urgent.popleft())
-        while journal and core.wants_more:
+        while journal is not None and not journal.empty and core.wants_more:
             message = journal.pop()
-            if message is None:
-                return
+            assert message is not None, "it is not empty"
             self._send(message)
 
     def _send(self, message: LinkMessage) -> None:

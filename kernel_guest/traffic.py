@@ -48,6 +48,8 @@ Consumed = Callable[[LinkMessage], None]
 class KernelTraffic:
     """Joins request memory, reply gate and activity with one kernel's channels at a time.
 
+    Made on the running loop.
+
     `emit` takes what goes to the gateway; `consumed` is told each message from the
     gateway that no longer takes memory here.
     """
@@ -55,6 +57,7 @@ class KernelTraffic:
     def __init__(self, emit: Emit, consumed: Consumed) -> None:
         self._emit = emit
         self._consumed = consumed
+        self._loop = asyncio.get_running_loop()
         self.requests = RequestMemory()
         self.activity = ActivityReport()
         self._gate = ReplyGate()
@@ -164,14 +167,15 @@ class KernelTraffic:
         self._consumed(message)
 
     def _from_iopub(self, message: LinkMessage) -> None:
-        self._gate.on_iopub(asyncio.get_running_loop().time())
+        self._gate.on_iopub(self._loop.time())
         parts = message.parts
-        if not is_type(parts[HEADER], "status"):
+        if b"status" not in parts[HEADER] or not is_type(parts[HEADER], "status"):
             self.activity.on_output(late=not self.requests.executing)
             self._emit(message)
             return
-        parent_id = request_key(parts[PARENT])
-        if not parent_id or text(parts[CONTENT], "execution_state") != "idle":
+        is_idle = b"idle" in parts[CONTENT] and text(parts[CONTENT], "execution_state") == "idle"
+        parent_id = request_key(parts[PARENT]) if is_idle else ""
+        if not parent_id:
             self._emit(message)
             return
         self.requests.on_idle(parent_id, message)
@@ -182,8 +186,7 @@ class KernelTraffic:
     def _from_shell(self, message: LinkMessage) -> None:
         parent_id = request_key(message.parts[PARENT])
         self.requests.on_reply(parent_id, message)
-        now_s = asyncio.get_running_loop().time()
-        for ready in self._gate.on_reply(parent_id, message, now_s):
+        for ready in self._gate.on_reply(parent_id, message, self._loop.time()):
             self._emit(ready)
         self._watch_gate()
 
@@ -200,12 +203,11 @@ class KernelTraffic:
         deadline_s = self._gate.next_deadline_s()
         if deadline_s is None or self._gate_timer is not None:
             return
-        loop = asyncio.get_running_loop()
-        self._gate_timer = loop.call_at(deadline_s, self._expire, deadline_s)
+        self._gate_timer = self._loop.call_at(deadline_s, self._expire, deadline_s)
 
     def _expire(self, deadline_s: float) -> None:
         self._gate_timer = None
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._loop.time()
         if now_s > deadline_s + _SLEPT_S:
             # The silence was ours: the machine slept, and the kernel with it.
             self._gate.on_iopub(now_s)

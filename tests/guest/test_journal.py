@@ -53,7 +53,7 @@ def test_small_traffic_passes_through_memory_unchanged(tmp_path: Path) -> None:
         journal.append(one)
     assert journal.statistics().disk_bytes == 0
     assert drain(journal) == sent
-    assert not journal
+    assert journal.empty
     assert journal.pop() is None
     assert journal.statistics().memory_bytes == 0
 

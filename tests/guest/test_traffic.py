@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from kernel_guest.channels import KernelChannels
@@ -12,6 +13,20 @@ from kernel_guest.jupyter_parts import make_signer
 from kernel_guest.ordering import QUIET_S
 from kernel_guest.shared.messages import Channel, LinkMessage, jupyter
 from kernel_guest.traffic import KernelTraffic
+
+
+def on_loop(test: Callable[[], None]) -> Callable[[], None]:
+    """Run a test that waits for nothing while a loop runs."""
+
+    @functools.wraps(test)
+    def run() -> None:
+        async def main() -> None:
+            test()
+
+        asyncio.run(main())
+
+    return run
+
 
 SIGN = make_signer(b"k", "hmac-sha256")
 
@@ -62,6 +77,7 @@ class Bench:
         self.traffic.from_kernel(Channel.IOPUB, frames)
 
 
+@on_loop
 def test_messages_wait_from_the_moment_a_start_is_asked_for() -> None:
     bench = Bench()
     bench.traffic.hold()
@@ -73,6 +89,7 @@ def test_messages_wait_from_the_moment_a_start_is_asked_for() -> None:
     assert sockets.sent == ["a"]
 
 
+@on_loop
 def test_during_a_restart_messages_wait_for_the_new_kernel() -> None:
     bench = Bench()
     old = bench.attach()
@@ -85,6 +102,7 @@ def test_during_a_restart_messages_wait_for_the_new_kernel() -> None:
     assert (old.sent, new.sent) == (["a"], ["b"])
 
 
+@on_loop
 def test_a_start_that_fails_lets_go_of_what_waited() -> None:
     bench = Bench()
     bench.traffic.hold()
@@ -94,6 +112,7 @@ def test_a_start_that_fails_lets_go_of_what_waited() -> None:
     assert len(bench.consumed) == 1
 
 
+@on_loop
 def test_without_a_kernel_messages_are_dropped_and_credited() -> None:
     bench = Bench()
     bench.traffic.to_kernel(request("a"))
@@ -121,6 +140,7 @@ def test_a_repetition_of_what_died_with_the_kernel_is_answered_as_unknown() -> N
     asyncio.run(scenario())
 
 
+@on_loop
 def test_a_repetition_while_it_runs_is_swallowed() -> None:
     bench = Bench()
     sockets = bench.attach()
@@ -131,6 +151,7 @@ def test_a_repetition_while_it_runs_is_swallowed() -> None:
     assert len(bench.consumed) == 1
 
 
+@on_loop
 def test_a_repeated_input_reply_is_swallowed() -> None:
     bench = Bench()
     sockets = bench.attach()
