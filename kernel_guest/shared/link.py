@@ -40,8 +40,11 @@ the established transport: `greet()` and `answer()` serve a second socket while 
 so a stranger on the port disturbs nobody; only a HELLO that is accepted replaces the older one.
 `connected()` with `receive_frame()` is the plain form for shells with one socket.
 
-*Errors.*  A frame that breaks the protocol raises `LinkProtocolError` and has changed nothing but
-the phase: the core is as after `disconnected()`, the shell closes the socket and may reconnect.
+*Errors.*  A frame that breaks the protocol raises `LinkProtocolError` and is not taken: the core is
+as after `disconnected()`, the shell closes the socket and may reconnect.  The peer then sends the
+same frame again.  If that fails the same way, the peer or the stream is broken for good: a gateway
+may try `attach_fresh()` once, and otherwise treats the guest as lost.  Content is not checksummed,
+TLS and TCP do that.
 
 Phases: DOWN -> GREETING -> UP, or REFUSED; from each back to DOWN.  Bounds: queues (`LinkFull`),
 un-consumed messages (windows), one unfinished message per lane, frame, message and part caps.
@@ -51,8 +54,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 
 from kernel_guest.shared import hello as greeting
 from kernel_guest.shared.chunks import Compress, Decompress
@@ -63,11 +65,14 @@ from kernel_guest.shared.limits import LinkLimits
 from kernel_guest.shared.messages import Kind, Lane, LinkMessage
 from kernel_guest.shared.records import (
     Established,
+    Greeting,
     LaneStatistics,
     LinkEvent,
     LinkStatistics,
+    Phase,
     Received,
     Refused,
+    Role,
 )
 from kernel_guest.shared.stream import Stream
 
@@ -75,35 +80,11 @@ Prove = Callable[[bytes], bytes]
 Verify = Callable[[bytes, bytes], bool]
 
 
-class Role(Enum):
-    """Which side a core plays."""
-
-    GUEST = "guest"
-    GATEWAY = "gateway"
-
-
 _TAKES = {
     Role.GUEST: frozenset((Kind.JUPYTER, Kind.CALL, Kind.GAP)),
     Role.GATEWAY: frozenset((Kind.JUPYTER, Kind.REPLY, Kind.EVENT, Kind.GAP)),
 }
 """Kinds that each role takes: only a gateway calls, only a guest replies and reports."""
-
-
-class Phase(Enum):
-    """Where the present transport is."""
-
-    DOWN = "down"
-    GREETING = "greeting"
-    UP = "up"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class Greeting:
-    """A handshake in progress on one socket of the guest; `frame` is its CHALLENGE."""
-
-    frame: bytes
-    nonce: str
 
 
 class LinkCore:

@@ -1,11 +1,36 @@
-"""What a link core tells: events, and a record of its state."""
+"""The words of a link core: its role and phase, what it tells, and a record of its state."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from kernel_guest.shared.errors import LinkRefused
 from kernel_guest.shared.messages import LinkMessage
+
+
+class Role(Enum):
+    """Which side a core plays."""
+
+    GUEST = "guest"
+    GATEWAY = "gateway"
+
+
+class Phase(Enum):
+    """Where the present transport is."""
+
+    DOWN = "down"
+    GREETING = "greeting"
+    UP = "up"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """A handshake in progress on one socket of the guest; `frame` is its CHALLENGE."""
+
+    frame: bytes
+    nonce: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,7 @@ class Outbox:
             self._high_sequence = sequence
 
     def _frame_more(self, framing: Framing) -> bool:
+        """Make a unit of the next messages; nothing is taken from the queue if that fails."""
         chosen = self._select(framing)
         if not chosen:
             return False
@@ -157,28 +158,27 @@ class Outbox:
             framing.compress,
             framing.compress_above_bytes,
         )
+        for _, cost in chosen:
+            self.queued_bytes -= self._queue.popleft()[1]
+            self.credit.spend(cost)
         first = self._next_sequence
         self._next_sequence += len(chunks)
-        self._waiting.append(Unit(first, self._next_sequence - 1, flags, chunks, chosen))
+        self._waiting.append(Unit(first, self._next_sequence - 1, flags, chunks, deque(chosen)))
         return True
 
-    def _select(self, framing: Framing) -> deque[Priced]:
+    def _select(self, framing: Framing) -> list[Priced]:
         """The messages of the next unit: one, or as many small ones as fit into one chunk."""
-        chosen: deque[Priced] = deque()
-        room = min(framing.batch_bytes, framing.chunk_bytes - PREFIX_BYTES)
-        while self._queue:
-            message, cost = self._queue[0]
-            size = record_bytes(message, cost)
-            if chosen and size > room:
+        chosen: list[Priced] = []
+        total, room = 0, min(framing.batch_bytes, framing.chunk_bytes - PREFIX_BYTES)
+        for message, cost in self._queue:
+            room -= record_bytes(message, cost)
+            if chosen and room < 0:
                 break
             sent = self._fit(message, cost, framing)
-            if not self.credit.admits(sent[1], 2 if chosen else 1):
+            total += sent[1]
+            if not self.credit.admits(total, len(chosen) + 1):
                 break
-            self._queue.popleft()
-            self.queued_bytes -= cost
-            self.credit.spend(sent[1])
             chosen.append(sent)
-            room -= size
         return chosen
 
     def _fit(self, message: LinkMessage, cost: int, framing: Framing) -> Priced:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from kernel_guest.shared.errors import Fault, LinkProtocolError
@@ -42,6 +44,20 @@ def test_frames_are_numbered_and_marked() -> None:
     assert [frame.sequence for frame in frames] == list(range(1, len(frames) + 1))
     half = len(frames) // 2
     assert [frame.flags for frame in frames] == 2 * [FIRST, *[0] * (half - 2), LAST]
+
+
+def test_a_compressor_that_fails_loses_no_message() -> None:
+    def fail(body: bytes) -> bytes:
+        raise MemoryError
+
+    box = outbox(300, 10)
+    before = box.queued_bytes
+    with pytest.raises(MemoryError):
+        box.next_frame(dataclasses.replace(FRAMING, compress=fail))
+    assert (box.queued_messages, box.queued_bytes, box.unacked_bytes) == (2, before, 0)
+    inbox = Inbox(Lane.ORDERED, SMALL)
+    got = [number_of(message) for frame in take(box) for message in inbox.accept(frame)]
+    assert got == [0, 1]
 
 
 def test_a_rewind_begins_with_the_first_missing_frame() -> None:
