@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from gateway import embedded
 from gateway.clock import Clock
-from gateway.control import LaunchRequest
-from gateway.errors import GuestFault, LaunchFailed, TimedOut, UsageError
+from gateway.control import LaunchRequest, MachineInfo
+from gateway.errors import GuestFault, LaunchFailed, Throttled, TimedOut, UsageError
 from gateway.link import Link, LinkOwner
 from gateway.link_codec import LinkKey
 from gateway.messages import MalformedMessage, content_of
@@ -43,6 +43,9 @@ KERNEL_INFO_TIMEOUT_S = 60.0
 # One gateway process holds a kernel for its life; leases come with the ledger.
 EPOCH = 1
 RESTART_GRACE_S = 1.0
+# A new account launches one machine a second (LM 11).
+BACKOFF_FIRST_S = 1.0
+BACKOFF_MOST_S = 8.0
 
 
 class StartRequest(NamedTuple):
@@ -65,15 +68,31 @@ async def obtain_machine(record: Record, key: LinkKey, owner: LinkOwner) -> Mach
     """RunMicrovm with this session's identity; the machine may still be starting."""
     profile, clock, control = record.profile, record.clock, record.control
     request = _launch_request(profile, _payload(record, key))
-    if profile.embedded:
-        info = await embedded.launch(control, request, clock)
-    else:
-        info = await control.run_microvm(request)
+    info = await _run_patiently(record, request)
     if info.url is None:
         raise LaunchFailed(info.microvm_id, "the service gave no endpoint")
     identity = LinkIdentity(record.kernel_id, record.generation, EPOCH)
     link = Link(record.home, clock, key, identity, owner, url=info.url)
     return Machine(record.home, control, clock, info, link, record.emit, profile.token_minutes)
+
+
+async def _run_patiently(record: Record, request: LaunchRequest) -> MachineInfo:
+    """RunMicrovm; throttling beyond the client's own retries is waited out, for a bounded time."""
+    clock, profile = record.clock, record.profile
+    deadline_s = clock.monotonic_s() + profile.launch_timeout_s
+    pause_s = BACKOFF_FIRST_S
+    while True:
+        try:
+            if profile.embedded:
+                return await embedded.launch(record.control, request, clock)
+            return await record.control.run_microvm(request)
+        except Throttled as error:
+            wait_s = max(pause_s, error.retry_after_s or 0.0)
+            if clock.monotonic_s() + wait_s > deadline_s:
+                raise
+            record.emit("launch_backoff", reason=error.sentence, duration_ms=round(wait_s * 1000))
+            await clock.sleep_s(wait_s)
+            pause_s = min(2 * pause_s, BACKOFF_MOST_S)
 
 
 def _payload(record: Record, key: LinkKey) -> str:

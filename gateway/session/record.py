@@ -13,6 +13,7 @@ from typing import Any
 from gateway.bridge import Bridge
 from gateway.clock import Clock
 from gateway.control import Control
+from gateway.errors import WrongPhase
 from gateway.events import EventSink
 from gateway.lifecycle import Cause, Phase, step
 from gateway.link_codec import LinkKey
@@ -37,6 +38,12 @@ ALIVE = frozenset(
 )
 SLEEPING = frozenset({Phase.PARKED, Phase.ASLEEP})
 DOUBTFUL = frozenset({Phase.SUSPECT, Phase.UNREACHABLE})
+STOPPED_OR_STOPPING = frozenset(
+    {Phase.STOPPING, Phase.STOP_PENDING, Phase.STOPPED, Phase.STOP_FAILED}
+)
+_STOP_CAUSES = frozenset(
+    {Cause.STOP, Cause.STOP_CONFIRMED, Cause.STOP_UNCONFIRMED, Cause.STOP_REFUSED}
+)
 
 
 class Record:
@@ -90,8 +97,13 @@ class Record:
         return Gate.QUIET if self.phase in SLEEPING else Gate.WAIT
 
     def move(self, cause: Cause, reason: str = "") -> None:
-        """Change the phase as the table says, and report it with the time spent before."""
+        """Change the phase as the table says, and report it with the time spent before.
+
+        Raises WrongPhase in whoever was at work when the session was released.
+        """
         before = self.phase
+        if before in STOPPED_OR_STOPPING and cause not in _STOP_CAUSES:
+            raise WrongPhase("go on", before.value)
         self.phase = step(before, cause)
         self.reason = reason
         duration_ms = self.since_ms(self._since_s)

@@ -10,7 +10,7 @@ import pytest
 from gateway.clock import SystemClock
 from gateway.control import Control
 from gateway.embedded import access_of
-from gateway.errors import TeardownPending, Unreachable
+from gateway.errors import GatewayError, TeardownPending, Throttled, Unreachable
 from gateway.lifecycle import Phase
 from gateway.session import machine as machine_module
 from gateway.tokens import Token
@@ -24,9 +24,13 @@ class TroubledControl(Control):
         super().__init__(lambda: access_of(kit.profile), SystemClock())
         self.broken: set[str] = set()
         self.calls: list[str] = []
+        self.throttled = 0
 
     async def call(self, operation: str, **parameters: Any) -> dict[str, Any]:
         self.calls.append(operation)
+        if self.throttled and operation == "run_microvm":
+            self.throttled -= 1
+            raise Throttled(operation, 0.01)
         if operation in self.broken or "*" in self.broken:
             raise Unreachable("the service", "the test has cut the cable")
         return await super().call(operation, **parameters)
@@ -223,5 +227,68 @@ def test_nothing_secret_is_in_what_a_session_says(local_service: Kit) -> None:
         said += [repr(kernel.session.statistics()), repr(kit.control), repr(access)]
         for secret in secrets:
             assert all(secret not in text for text in said)
+
+    local_service.run(steps)
+
+
+def test_a_request_during_the_suspend_is_served(local_service: Kit) -> None:
+    async def steps(kit: Kit) -> None:
+        async with kit.kernel() as kernel:
+            suspending = asyncio.ensure_future(kernel.session.suspend())
+            await kernel.until(lambda: kernel.session.phase is Phase.SUSPENDING)
+            request = kernel.send_code("6 * 7")
+            assert (await kernel.result(request)).value == "42"
+            await suspending
+            phases = [e.facts["phase"] for e in kernel.events if e.name == "phase"]
+            assert phases[-4:] == ["suspending", "asleep", "waking", "ready"]
+
+    local_service.run(steps)
+
+
+def test_a_throttled_launch_waits_and_says_so(
+    local_service: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.session.booting.BACKOFF_FIRST_S", 0.01)
+
+    async def steps(kit: Kit) -> None:
+        control = TroubledControl(kit)
+        control.throttled = 2
+        async with kit.kernel(control=control) as kernel:
+            assert kernel.names().count("launch_backoff") == 2
+        control.throttled = 1000
+        profile = kit.changed(launch_timeout_s=0.1)
+        async with kit.kernel(control=control, profile=profile, start=False) as kernel:
+            with pytest.raises(Throttled):
+                await kernel.session.start(kernel.request)
+
+    local_service.run(steps)
+
+
+@pytest.mark.parametrize("moment", ["launch_started", "auth_token_created", "runtime_initialized"])
+def test_a_release_in_the_middle_of_a_start_leaves_nothing(local_service: Kit, moment: str) -> None:
+    async def steps(kit: Kit) -> None:
+        before = {info.microvm_id for info in await kit.control.list()}
+        async with kit.kernel(start=False) as kernel:
+            starting = asyncio.ensure_future(kernel.session.start(kernel.request))
+            await kernel.until(lambda: moment in kernel.names())
+            await kernel.session.release()
+            with pytest.raises(GatewayError):
+                await starting
+            assert kernel.session.phase is Phase.STOPPED
+        states = [i.state for i in await kit.control.list() if i.microvm_id not in before]
+        assert set(states) <= {"TERMINATED"}
+
+    local_service.run(steps)
+
+
+def test_a_release_in_the_middle_of_a_restart_leaves_nothing(local_service: Kit) -> None:
+    async def steps(kit: Kit) -> None:
+        async with kit.kernel() as kernel:
+            restarting = asyncio.ensure_future(kernel.session.restart_kernel(kernel.request))
+            await kernel.until(lambda: kernel.names().count("runtime_initialized") == 2)
+            await kernel.session.release()
+            with pytest.raises(GatewayError):
+                await restarting
+            assert kernel.session.phase is Phase.STOPPED
 
     local_service.run(steps)
