@@ -36,6 +36,7 @@ import atexit
 import contextlib
 import os
 import signal
+import sys
 import weakref
 from collections.abc import Coroutine
 from enum import Enum, auto
@@ -242,11 +243,17 @@ class MicroVMProvisioner(KernelProvisionerBase):
         )
 
     def _kernel_name(self, manager: Any) -> str | None:
-        """The kernelspec inside the machine: what the profile says, unless a plain kernelspec of
-        another language came here because we are the default provisioner."""
-        language = (self.kernel_spec.language or "").lower()
-        ours = "kernel_provisioner" in self.kernel_spec.metadata
-        return None if ours or language.startswith("python") else str(manager.kernel_name)
+        """The kernelspec inside the machine; ``None`` is what the profile says.
+
+        Another one only for a kernelspec that does not name us: it came here because we are the
+        default provisioner. A machine that shares our files gets its folder, any other its name.
+        """
+        spec = self.kernel_spec
+        if "kernel_provisioner" in spec.metadata or _is_our_python(spec.argv):
+            return None
+        assert self._chosen is not None
+        shared = self._chosen.workspace == "folder" and os.path.isdir(spec.resource_dir)
+        return os.path.abspath(spec.resource_dir) if shared else str(manager.kernel_name)
 
     def _choose_profile(self) -> Profile:
         settings = load_gateway(self.config, self.log)
@@ -458,6 +465,12 @@ def _client_folder(cwd: object) -> str:
     if not os.path.isdir(folder):
         raise UsageError(f"The folder {folder} for the kernel to work in does not exist.")
     return folder
+
+
+def _is_our_python(argv: list[str]) -> bool:
+    """Whether a command line starts ipykernel in this very environment, as ``python3`` does."""
+    own = {sys.executable, "python", "python3", "python{}.{}".format(*sys.version_info)}
+    return argv[:1] != [] and argv[0] in own and argv[1:3] == ["-m", "ipykernel_launcher"]
 
 
 def _curve_keys(manager: Any, policy: str | None) -> CurveKeys | None:

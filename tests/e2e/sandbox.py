@@ -60,7 +60,11 @@ class Sandbox:
         """Start a program in the sandbox; the caller ends it."""
         program = [str(BIN / command[0]), *command[1:]]
         return subprocess.Popen(
-            program, cwd=self.folder, env=dict(self.environment), stdin=subprocess.DEVNULL, **options
+            program,
+            cwd=self.folder,
+            env=dict(self.environment),
+            stdin=subprocess.DEVNULL,
+            **options,
         )
 
     def notebook(self, *cells: str, name: str = "test.ipynb") -> Path:
@@ -99,7 +103,9 @@ class Sandbox:
 
     def processes(self) -> list[psutil.Process]:
         """Every process that belongs to the sandbox, the service's family included."""
-        found = {process for process in psutil.process_iter() if str(self.folder) in _traces(process)}
+        found = {
+            process for process in psutil.process_iter() if str(self.folder) in _traces(process)
+        }
         info = client.read_info(self.state_dir)
         if info is not None and psutil.pid_exists(info.pid):
             found.update(psutil.Process(info.pid).children(recursive=True))

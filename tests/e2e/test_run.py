@@ -163,7 +163,7 @@ def test_a_notebook_in_a_language_that_the_image_lacks(box: Sandbox) -> None:
     path.write_text(json.dumps(notebook))
     done = run(box, path, "--output-dir", "out-r")
     assert done.returncode == 2
-    assert "test.ipynb is written in r, but the profile 'default' runs python" in done.stderr
+    assert "test.ipynb is written in R, but the profile 'default' runs python" in done.stderr
     assert not (box.folder / "out-r" / "test.ipynb").exists()
 
 

@@ -68,13 +68,13 @@ class LongRun:
         marker = box.folder / "begun"
         marker.unlink(missing_ok=True)
         path = box.notebook("print('kept')", cell, name="long.ipynb")
-        known = set(machine_states(box))
+        known = set(machine_states(box)) if client.read_info(box.state_dir) else set()
         self.process = box.popen(
             "jupyter-microvm", "run", str(path), "--output-dir", "out", *options,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         wait_until(marker.exists, within_s=60, what="the second cell runs")
-        (self.machine,) = set(machine_states(box)) - known
+        (self.machine,) = {m for m, s in machine_states(box).items() if s == "RUNNING"}
 
     def end(self) -> Any:
         stdout, stderr = self.process.communicate(timeout=END_LIMIT_S)
@@ -131,6 +131,26 @@ def test_a_machine_that_crashes(box: Sandbox) -> None:
     assert f"The kernel died in cell 2 of 2: machine {running.machine} is gone (" in said
 
 
+def test_a_service_that_the_run_itself_started_survives_ctrl_c(box: Sandbox) -> None:
+    client.stop(box.state_dir)
+    running = LongRun(box)
+    os.killpg(running.process.pid, signal.SIGINT)
+    assert sentence(running.end(), 130) == "long.ipynb: Interrupted in cell 2 of 2."
+    assert machine_states(box)[running.machine] == "TERMINATED"
+
+
+def test_a_teardown_that_the_service_does_not_confirm(box: Sandbox) -> None:
+    running = LongRun(box)
+    order_fault(box, "api-html-502", times=100)
+    running.process.send_signal(signal.SIGINT)
+    done = running.end()
+    clear_faults(box)
+    microvms(box).terminate_microvm(microvmIdentifier=running.machine)
+    assert done.returncode == 130
+    assert running.machine in done.stderr.rstrip().splitlines()[-2]
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -182,3 +202,17 @@ def test_a_configuration_that_cannot_work(
 ) -> None:
     done = run(box, box.notebook("1"), **_as_aws(box, **changes))
     assert words in sentence(done, code)
+
+
+def test_a_signal_while_the_machine_is_launched() -> None:
+    with sandbox(["launch_delay_s=20"]) as box:
+        path = box.notebook("1")
+        command = ["jupyter-microvm", "run", str(path), "--output-dir", "out"]
+        process = box.popen(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        wait_until(lambda: machine_states(box), within_s=60, what="a machine was asked for")
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=END_LIMIT_S)
+        assert process.returncode == 130
+        assert b"Interrupted before the first cell." in stderr
+        assert_nothing_left(box)
+        assert not (box.folder / "out").exists()

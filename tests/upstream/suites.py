@@ -38,7 +38,12 @@ SUITES = (
         ("tests/services/kernels", "tests/services/sessions/test_api.py"),
         options=("-p", "no:asyncio"),
     ),
-    Suite("nbclient", ("tests/test_client.py", "tests/test_cli.py")),
+    Suite(
+        "nbclient",
+        ("tests/test_client.py", "tests/test_cli.py"),
+        # Unset, pytest-asyncio warns, and nbclient makes warnings errors.
+        options=("-o", "asyncio_default_fixture_loop_scope=function"),
+    ),
     Suite(
         "papermill",
         (
