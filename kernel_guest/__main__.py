@@ -18,6 +18,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -40,16 +41,26 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     _leave_working_folder_out()
     # Imported only now: the module search path is what a kernel's will be.
     from kernel_guest import template
+    from kernel_guest.shared.errors import SharedError
 
     role: Role | None
+    try:
+        role = _first_role(options, template)
+    except SharedError as error:
+        sys.exit(f"kernel_guest: {error}")
+    while role is not None:
+        role = role()
+    sys.exit(0)
+
+
+def _first_role(options: argparse.Namespace, template: ModuleType) -> Role:
+    role: Role
     if options.command == "template":
         role = template.serve(options.control_fd)
     else:
         listeners = [_listen(options.agent_address), _listen(options.hook_address)]
         role = template.become_machine(options.folder, *listeners)
-    while role is not None:
-        role = role()
-    sys.exit(0)
+    return role
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -72,7 +72,8 @@ _INTERNAL = re.compile(r"JPY_PARENT_PID|JPY_INTERRUPT_EVENT|KERNEL_GUEST_.*|PYTH
 class SpawnFailed(SharedError):  # noqa: N818 - named like its tree: what happened
     """A kernel could not be started.
 
-    `code` is one of bad_request, no_such_folder, path_too_long, unknown_kernel, not_startable.
+    `code` is one of bad_request, no_such_folder, path_too_long, unknown_kernel, bad_kernelspec,
+    not_startable.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -240,10 +241,13 @@ class Launch:
         }
 
     def write_connection_file(self) -> None:
-        """For a kernel that reads its own: private from its first byte on."""
+        """Private from its first byte on. Raises SpawnFailed `not_startable`."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with open(os.open(self.connection_file, flags, 0o600), "w") as file:
-            json.dump(self.connection_info(), file)
+        try:
+            with open(os.open(self.connection_file, flags, 0o600), "w") as file:
+                json.dump(self.connection_info(), file)
+        except OSError as error:
+            raise SpawnFailed("not_startable", f"No connection file: {error}.") from error
 
     def remove_files(self) -> None:
         """What a killed kernel leaves in the run folder."""
@@ -382,9 +386,9 @@ def _plan_command(
     folder: Path,
 ) -> Launch:
     spec = find_kernelspec(request.kernel_name or "")
-    # What the client expanded already stands in the request.
-    own = {name: value for name, value in spec.env.items() if name not in request.env}
-    env |= {name: string.Template(value).safe_substitute(env) for name, value in own.items()}
+    if not all(isinstance(word, str) for word in (*spec.argv, *spec.env.values())):
+        raise SpawnFailed("bad_kernelspec", f"Kernelspec {request.kernel_name!r} is not text.")
+    env |= {name: string.Template(value).safe_substitute(env) for name, value in spec.env.items()}
     file = str(connection_file(folder, number))
     argv = format_command([*spec.argv, *request.extra_arguments], file, spec.resource_dir)
     return Launch(
@@ -408,17 +412,17 @@ def find_kernelspec(kernel_name: str) -> Any:
     environment), so it counts as not there. An absolute path is a kernelspec's folder itself: a
     client that shares our file system may know kernelspecs that our search path does not hold.
     """
-    from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+    from jupyter_client.kernelspec import KernelSpecManager
 
     if os.path.isabs(kernel_name):
-        named = _read_spec(KernelSpec, kernel_name)
+        named = _read_spec(kernel_name)
         if named is None or not _runs_here(named):
             raise UnknownKernel(kernel_name, ())
         return named
     folders = KernelSpecManager().find_kernel_specs()
     specs: dict[str, Any] = {}
     for name, resource_dir in folders.items():
-        spec = _read_spec(KernelSpec, resource_dir)
+        spec = _read_spec(resource_dir)
         if spec is not None and _runs_here(spec):
             specs[name] = spec
     if kernel_name.lower() not in specs:
@@ -426,18 +430,21 @@ def find_kernelspec(kernel_name: str) -> Any:
     return specs[kernel_name.lower()]
 
 
-def _read_spec(spec_class: Any, resource_dir: str) -> Any:
+def _read_spec(resource_dir: str) -> Any:
+    from jupyter_client.kernelspec import KernelSpec
+    from traitlets import TraitError
+
     try:
-        return spec_class.from_resource_dir(resource_dir)
-    except (OSError, ValueError, TypeError):
+        return KernelSpec.from_resource_dir(resource_dir)
+    except (OSError, ValueError, TypeError, TraitError):
         return None  # a broken kernel.json is a kernel that is not available
 
 
 def _runs_here(spec: Any) -> bool:
-    stanza = spec.metadata.get("kernel_provisioner", {})
-    return bool(spec.argv) and stanza.get("provisioner_name", "local-provisioner") == (
-        "local-provisioner"
-    )
+    stanza = spec.metadata.get("kernel_provisioner")
+    if not isinstance(stanza, dict):
+        return bool(spec.argv)
+    return bool(spec.argv) and stanza.get("provisioner_name") in (None, "local-provisioner")
 
 
 def format_command(argv: list[str], connection_file: str, resource_dir: str) -> list[str]:

@@ -65,12 +65,12 @@ _INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
 class GuestKernelApp(IPKernelApp):
     """`IPKernelApp` with a publisher that blocks instead of dropping."""
 
+    seat: Seat | None = None
+    """Set in a spare, before `initialize`."""
+
     @default("outstream_class")
     def _outstream_class_default(self) -> str:
         return "kernel_guest.publisher.OutStream"
-
-    seat: Seat | None = None
-    """Set in a spare, before `initialize`."""
 
     def parse_command_line(self, argv: list[str] | None = None) -> None:
         """As stock; `-f FILE` alone does not need a parser."""
@@ -107,6 +107,7 @@ class GuestKernelApp(IPKernelApp):
         super().init_extensions()  # type: ignore[no-untyped-call]
 
     def _sit_down(self, seat: Seat) -> None:
+        """Wait for the request, and become its kernel."""
         request, env = seat.wait()
         if configured(self.config_file_paths):
             os._exit(0)  # a fork will read it in its place

@@ -2,7 +2,8 @@
 
     template ──fork──▶ machine (this) ──fork──▶ agent          asyncio; speaks to the world
                               │
-                              ├──fork──▶ Python kernel          launcher.run in this same image
+                              ├──fork──▶ Python kernel          launcher, in this same image;
+                              │                                 the first one ahead (`spare`)
                               └──fork+exec──▶ other kernels
 
 The machine is single-threaded and only ever waits in one `select`: for a line from the agent, for
@@ -124,6 +125,7 @@ class Machine:
         self._spawned = 0
         self._spares = setup.spare
         self._spare: Spare | None = None
+        self._dropped_pid = 0
         self._watch = processes.ChildWatch()
 
     def run(self) -> Role:
@@ -203,6 +205,8 @@ class Machine:
     def _on_exit(self, pid: int, status: int) -> None:
         if pid == self._agent_pid:
             self._end(1)
+        if pid == self._dropped_pid:
+            remove_files(self._folder, NUMBER)
         launch = self._kernels.pop(pid, None)
         if launch is not None:
             launch.remove_files()
@@ -262,7 +266,7 @@ class Machine:
 
     def _drop(self, spare: Spare) -> None:
         spare.drop()
-        remove_files(self._folder, NUMBER)
+        self._dropped_pid = spare.pid  # its files are removed when it can make no more
 
     def _start(self, request: SpawnRequest, call_id: int) -> Role | None:
         self._spawned += 1
@@ -335,12 +339,12 @@ class Machine:
     def _end(self, status: int) -> NoReturn:
         if os.getpid() != self._pid:  # a fork that failed on its way out of here
             os._exit(processes.EX_CHILD)
-        groups = [self._agent_pid, *self._kernels]
         if self._spare is not None:
             self._drop(self._spare)
-        for launch in self._kernels.values():
-            launch.remove_files()
+        groups = [self._agent_pid, *self._kernels]
         if not processes.end_all_children(groups, _END_DEADLINE_S):
             print("kernel_guest: processes of this machine could not be killed", file=sys.stderr)
             status = 1
+        for number in (NUMBER, *(launch.number for launch in self._kernels.values())):
+            remove_files(self._folder, number)
         sys.exit(status)

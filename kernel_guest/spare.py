@@ -140,7 +140,7 @@ class Spare:
         self.channel.close()
 
     def drop(self) -> None:
-        """End a spare that is not needed, and what it has put into the run folder."""
+        """End a spare that is not needed."""
         processes.kill_quietly(self.pid, signal.SIGKILL)
         self.close()
 

@@ -106,6 +106,7 @@ def _preimport_library(name: str) -> None:
 
 
 def _settle_library_threads() -> None:
+    """Fork once for the fork handlers' sake; see the module's header."""
     pid = os.fork()
     if pid == 0:
         os._exit(0)

@@ -173,21 +173,48 @@ def test_another_kernelspec_is_a_command(
     assert spawned["interrupt_mode"] == "message"
 
 
+def test_a_kernelspec_may_be_named_by_its_folder(tmp_path: Path, facts: TemplateFacts) -> None:
+    folder = write_spec(tmp_path, "far", argv=["run"], language="lisp")
+    launch = plan(1, request_in(tmp_path, kernel_name=str(folder)), tmp_path, facts)
+    assert (launch.kind, launch.language) == (Kind.COMMAND, "lisp")
+    with pytest.raises(UnknownKernel):
+        plan(1, request_in(tmp_path, kernel_name=str(tmp_path / "none")), tmp_path, facts)
+
+
 def test_an_unknown_kernel_is_refused_with_the_names_that_exist(
     tmp_path: Path, specs: Path, facts: TemplateFacts
 ) -> None:
     write_spec(specs, "other", argv=["other"], language="lisp")
     remote = {"kernel_provisioner": {"provisioner_name": "microvm-provisioner"}}
     write_spec(specs, "elsewhere", argv=["x"], language="python", metadata=remote)
+    write_spec(specs, "mistyped", argv="x", language=5, metadata=[])
     (specs / "kernels" / "broken").mkdir()
     (specs / "kernels" / "broken" / "kernel.json").write_text("{")
     with pytest.raises(UnknownKernel) as caught:
         plan(1, request_in(tmp_path, kernel_name="elsewhere"), tmp_path, facts)
     assert "other" in caught.value.available
-    assert not {"elsewhere", "broken"} & set(caught.value.available)
+    assert not {"elsewhere", "broken", "mistyped"} & set(caught.value.available)
     copy = spawn_failure(json.loads(json.dumps(caught.value.to_json())))
     assert isinstance(copy, UnknownKernel)
     assert str(copy) == str(caught.value)
+
+
+@pytest.mark.parametrize("spec", [{"argv": ["x", 5]}, {"argv": ["x"], "env": {"A": 5}}])
+def test_a_kernelspec_that_is_not_text_is_refused(
+    tmp_path: Path, specs: Path, facts: TemplateFacts, spec: dict[str, Any]
+) -> None:
+    write_spec(specs, "odd", language="lisp", **spec)
+    with pytest.raises(SpawnFailed) as caught:
+        plan(1, request_in(tmp_path, kernel_name="odd"), tmp_path, facts)
+    assert caught.value.code == "bad_kernelspec"
+
+
+def test_a_connection_file_that_cannot_be_written_is_said(
+    tmp_path: Path, facts: TemplateFacts
+) -> None:
+    launch = plan(1, request_in(tmp_path), tmp_path, facts)
+    with pytest.raises(SpawnFailed, match="No such file"):
+        launch.write_connection_file()
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ print(json.dumps({
 }))
 """
 
-# Code, and text that must appear although it does not come through the kernel's own streams.
+# Code, and text that must appear although it may come late: other processes write it.
 BEHAVIOUR = {
     "print and result": ("print('out'); 6 * 7", "out"),
     "stderr": ("import sys; print('err', file=sys.stderr)", "err"),
@@ -122,7 +122,8 @@ async def transcript(client: AsyncKernelClient) -> dict[str, Any]:
     seen: dict[str, Any] = {"state": json.loads((await run_cell(client, STATE)).stdout)}
     for name, (code, text) in BEHAVIOUR.items():
         cell = await run_cell(client, code, text)
-        seen[name] = [cell.status, *map(simplified, merged(cell.outputs))]
+        outputs = [simplified(output) for output in merged(cell.outputs)]
+        seen[name] = [cell.status, *(sorted(outputs) if text else outputs)]
     return seen
 
 

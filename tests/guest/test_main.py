@@ -114,6 +114,17 @@ def test_the_template_forks_machines_with_the_real_agent(short_folder: Path) -> 
             assert process.wait(DEADLINE_S) == 0
 
 
+def test_a_library_that_is_missing_is_one_clear_sentence(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERNEL_GUEST_PREIMPORT", "no_such_library")
+    addresses = ("--agent-address", "127.0.0.1:0", "--hook-address", "127.0.0.1:0")
+    with guest(short_folder, *addresses) as process:
+        assert process.wait(DEADLINE_S) == 1
+    (line,) = (short_folder / "guest.log").read_text().splitlines()
+    assert line.startswith("kernel_guest: Cannot preimport 'no_such_library'")
+
+
 @pytest.mark.parametrize("arguments", [("template",), ("dance",), ("--agent-address", "nonsense")])
 def test_a_wrong_command_line_is_a_usage_error(
     short_folder: Path, arguments: tuple[str, ...]

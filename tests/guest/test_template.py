@@ -73,6 +73,7 @@ def test_refused_descriptors_are_closed(template: TemplateProcess) -> None:
     with open(os.devnull) as null:
         for _ in range(5):
             assert "error" in template.call({"op": "dance"}, [null.fileno()])
+    assert template.call({"op": "ping"})["ok"]  # it has gone on since
     assert len(os.listdir(f"/proc/{template.process.pid}/fd")) == before
 
 
