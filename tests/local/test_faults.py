@@ -10,12 +10,12 @@ import pytest
 from gateway.local.clock import ManualClock
 from gateway.local.faults import FaultBoard, FaultError, handle_faults
 from gateway.local.faults.plan import KINDS, FaultPlan, parse_fault
-from gateway.local.interfaces import FaultPoint, Faults
+from gateway.local.interfaces import FaultPoint
 
 
-def test_every_point_of_the_service_has_a_kind_and_the_board_is_a_faults() -> None:
+def test_every_point_of_the_service_has_a_kind() -> None:
     assert {point.value for point in FaultPoint} <= KINDS
-    board: Faults = FaultBoard()
+    board = FaultBoard()
     assert not board.take(FaultPoint.RUN_HOOK, "m")
 
 

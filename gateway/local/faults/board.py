@@ -52,6 +52,7 @@ class FaultBoard:
     # -- striking
 
     def take(self, point: FaultPoint, microvm_id: str | None = None) -> bool:
+        """Whether a fault strikes here; a counted one is used up by this call."""
         return self._take(point.value, microvm_id) is not None
 
     def take_answer(self, microvm_id: str, *, upgrade: bool) -> int | None:
