@@ -81,7 +81,7 @@ class BatchClient(NotebookClient):
 async def wait_until_ready(client: AsyncKernelClient, timeout_s: float) -> str:
     """Return when a request was answered on shell and its `idle` was seen on iopub.
 
-    Returns the kernel's language, in lower case. Raises TimeoutError, or nbclient's
+    Returns the kernel's language, as it spells it. Raises TimeoutError, or nbclient's
     DeadKernelError when the kernel ended meanwhile.
     """
     async with asyncio.timeout(timeout_s):
@@ -100,7 +100,7 @@ async def _ask_kernel_info(client: AsyncKernelClient) -> str:
         reply = await client.get_shell_msg(timeout=_READY_RETRY_S)
     while not _is_idle_for(await client.get_iopub_msg(timeout=_READY_RETRY_S), request):
         pass
-    return str(reply["content"].get("language_info", {}).get("name", "")).lower()
+    return str(reply["content"].get("language_info", {}).get("name", ""))
 
 
 def _is_idle_for(message: dict[str, Any], request: str) -> bool:

@@ -16,6 +16,7 @@ from traitlets.config import Config
 
 from gateway.batch.kernel import make_kernel_manager, profile_kernel_spec
 from gateway.batch.workspace import SessionWorkspace, Workspace
+from gateway.bridge import bridge
 from gateway.config import MicroVMGateway
 from gateway.errors import UsageError
 from gateway.lifecycle import Phase
@@ -40,16 +41,24 @@ class KernelHost(Protocol):
     def reason(self, manager: AsyncKernelManager) -> str:
         """Why the kernel is gone, as a sentence; empty when nobody knows."""
 
+    async def confirm_end(self, manager: AsyncKernelManager) -> None:
+        """Return when nothing of the kernel is left, after its manager was told to end it.
+
+        Raises from gateway.errors when that is not certain.
+        """
+
 
 class MicroVMHost:
     """Kernels in MicroVMs of one profile."""
 
-    # No history file: nothing would read it. nbclient does the same for local kernels.
-    extra_arguments: Sequence[str] = ("--HistoryManager.hist_file=:memory:",)
-
-    def __init__(self, profile: str, config: Config | None = None) -> None:
-        self._spec = profile_kernel_spec(profile)
+    def __init__(self, profile: Profile, config: Config | None = None) -> None:
+        self._spec = profile_kernel_spec(profile.name)
         self._config = config
+        # No history file: nothing would read it. nbclient does the same for local kernels. It is
+        # an option of IPython's kernel, so not for a profile that names another one.
+        self.extra_arguments: Sequence[str] = (
+            () if profile.kernel_name else ("--HistoryManager.hist_file=:memory:",)
+        )
 
     def make_manager(self) -> AsyncKernelManager:
         return make_kernel_manager(self._spec, self._config)
@@ -69,6 +78,13 @@ class MicroVMHost:
         if session.phase in _MACHINE_ENDS:
             return f"machine {session.microvm_id} is gone ({session.reason})"
         return describe_exit(session.exit_status())
+
+    async def confirm_end(self, manager: AsyncKernelManager) -> None:
+        # A manager's clean-up only logs a termination that the service did not confirm, and a
+        # launch that was cancelled is cleaned up behind its back. Releasing twice is harmless.
+        session = _session(manager)
+        if session is not None:
+            await bridge().run(session.release())
 
 
 # Phases in which the machine has ended without our asking.

@@ -121,13 +121,13 @@ def _cells_have_ids(notebook: nbformat.NotebookNode) -> bool:
 
 def _require_python(notebook: nbformat.NotebookNode) -> None:
     language = notebook_language(notebook)
-    if language != "python":
+    if language.lower() != "python":
         raise UsageError(f"Parameters can be set in Python notebooks only, this one is {language}.")
 
 
 def notebook_language(notebook: nbformat.NotebookNode) -> str:
-    """The language the notebook says it is written in, in lower case; Python if it says nothing."""
+    """The language the notebook says it is written in, as it spells it; else "python"."""
     spec = notebook.metadata.get("kernelspec", {})
     info = notebook.metadata.get("language_info", {})
-    language = str(spec.get("language") or info.get("name") or "python").lower()
-    return "python" if language.startswith("ipython") else language
+    language = str(spec.get("language") or info.get("name") or "python")
+    return "python" if language.lower().startswith("ipython") else language

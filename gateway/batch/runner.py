@@ -43,6 +43,9 @@ CANCEL_TIMEOUT_S = 10.0
 SAVE_INTERVAL_S = 10.0
 SAVE_SHARE = 20
 TICK_S = 0.5
+# nbclient drops a cell's outputs that come later than this after its reply. On our link they come
+# first; what may take longer than its 4 s is this process itself, with 200 MB to take apart.
+IOPUB_TIMEOUT_S = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,7 @@ class NotebookRun:
     def _require_language(self, language: str) -> None:
         assert self._notebook is not None
         wanted = notebook_language(self._notebook)
-        if language and wanted != language:
+        if language and wanted.lower() != language.lower():
             raise UsageError(
                 f"{self._plan.source.name} is written in {wanted}, but the profile "
                 f"{self._options.profile!r} runs {language}; choose another with --profile."
@@ -186,6 +189,7 @@ class NotebookRun:
             self._manager,
             log=library_log,
             allow_errors=self._options.allow_errors,
+            iopub_timeout=IOPUB_TIMEOUT_S,
             timeout_func=lambda cell: timeout_s,
             on_cell_execute=self._cell_begins,
             on_cell_executed=self._cell_ended,
@@ -274,6 +278,7 @@ class NotebookRun:
             await manager.shutdown_kernel(now=self._result.failure is not None)
         else:
             await manager.cleanup_resources()
+        await self._host.confirm_end(manager)
 
     def _note_trouble(self, failure: Failure) -> None:
         if self._result.failure is None:

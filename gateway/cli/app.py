@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from jupyter_core.application import JupyterApp, NoStart, base_aliases, base_flags
@@ -95,7 +96,7 @@ class _StrictLoader(KVArgParseConfigLoader):
         raise UsageError(f"There is no option --{arg}; see --help.")
 
 
-def run_guarded(name: str, body: Any) -> int:
+def run_guarded(name: str, body: Callable[[], object]) -> int:
     """Call `body()` and turn whatever it raises into a sentence and an exit code.
 
     Returns the code; `SystemExit` of `body` counts as its own. Called by `main` only.

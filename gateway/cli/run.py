@@ -128,9 +128,9 @@ class RunApp(MicroVMCommand):
         )
 
     async def _run(self, plans: list[PlannedRun], options: RunOptions) -> list[RunResult]:
-        quiet = self.quiet or (self.json_output and not sys.stderr.isatty())
-        progress = choose_progress(sys.stderr, quiet=quiet, notebooks=len(plans))
-        host = MicroVMHost(options.profile, self._host_config(plans, options, progress))
+        progress = choose_progress(sys.stderr, quiet=self.quiet, notebooks=len(plans))
+        profile = load_gateway(self.config).profile(options.profile)
+        host = MicroVMHost(profile, self._host_config(plans, options, progress))
         try:
             return await run_all(plans, options, host, progress, SystemClock(), jobs=self.jobs)
         finally:

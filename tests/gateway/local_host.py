@@ -77,3 +77,6 @@ class LocalHost:
 
     def reason(self, manager: AsyncKernelManager) -> str:
         return ""
+
+    async def confirm_end(self, manager: AsyncKernelManager) -> None:
+        return None

@@ -22,13 +22,18 @@ from gateway.profiles import Profile, UploadLimits
 
 
 def test_the_profile_is_all_that_the_kernelspec_says() -> None:
-    manager = MicroVMHost("large").make_manager()
+    manager = MicroVMHost(Profile("large")).make_manager()
     assert manager.kernel_spec is not None
     assert manager.kernel_spec.metadata == {
         "kernel_provisioner": {
             "provisioner_name": "microvm-provisioner", "config": {"profile": "large"},
         }
     }  # fmt: skip
+
+
+def test_only_ipython_gets_an_option_of_ipython() -> None:
+    assert MicroVMHost(Profile()).extra_arguments
+    assert not MicroVMHost(Profile(kernel_name="ir")).extra_arguments
 
 
 @pytest.mark.parametrize(
@@ -87,7 +92,7 @@ def _manager(**facts: Any) -> Any:
 
 
 def test_why_a_kernel_is_gone() -> None:
-    host = MicroVMHost("default")
+    host = MicroVMHost(Profile())
     lost = _manager(phase=Phase.LOST, microvm_id="microvm-1", reason="ended", exit_status=None)
     dead = _manager(phase=Phase.READY, exit_status=lambda: -9)
     assert host.reason(lost) == "machine microvm-1 is gone (ended)"

@@ -146,7 +146,7 @@ def test_a_failed_write_leaves_the_previous_file(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_noticed_before_a_run(tmp_path: Path) -> None:
     check_writable(tmp_path / "new" / "folder")
-    assert not list((tmp_path / "new" / "folder").iterdir())
+    assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="Cannot write into"):
         check_writable(tmp_path / "file" / "below")

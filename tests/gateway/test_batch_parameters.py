@@ -141,7 +141,7 @@ def test_an_old_notebook_stays_valid() -> None:
 def test_only_python_notebooks_take_parameters() -> None:
     notebook = _notebook("parameters")
     notebook.metadata["kernelspec"] = {"name": "ir", "display_name": "R", "language": "R"}
-    with pytest.raises(UsageError, match="this one is r"):
+    with pytest.raises(UsageError, match="this one is R"):
         inject_parameters(notebook, {"a": 1})
 
 
@@ -149,8 +149,8 @@ def test_only_python_notebooks_take_parameters() -> None:
     ("metadata", "language"),
     [
         ({}, "python"),
-        ({"kernelspec": {"language": "Julia"}}, "julia"),
-        ({"language_info": {"name": "R"}}, "r"),
+        ({"kernelspec": {"language": "Julia"}}, "Julia"),
+        ({"language_info": {"name": "R"}}, "R"),
         ({"language_info": {"name": "ipython"}}, "python"),
     ],
 )

@@ -126,7 +126,8 @@ def _cell_error(name: str, value: str) -> CellExecutionError:
         (MachineGone("microvm-1", "terminated"), _where(), Status.TROUBLE,
          "Machine microvm-1 is gone: terminated"),
         (UsageError("No."), _where(), Status.REFUSED, "No."),
-        (KeyError("x"), _where(), Status.TROUBLE, "Unexpected trouble, in cell 2 of 5: KeyError: 'x'"),
+        (KeyError("x"), _where(), Status.TROUBLE,
+         "Unexpected trouble, in cell 2 of 5: KeyError: 'x'"),
     ],
 )  # fmt: skip
 def test_each_failure_is_one_sentence(

@@ -203,7 +203,7 @@ def test_a_notebook_of_another_language_is_refused(setting: Setting) -> None:
     (result,) = setting.run_all(path)
     assert result.status is Status.REFUSED
     assert result.failure is not None
-    assert "written in r" in result.failure.sentence
+    assert "written in R, but" in result.failure.sentence
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
