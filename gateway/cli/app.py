@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from textwrap import dedent, indent
 from typing import Any
 
 from jupyter_core.application import JupyterApp, NoStart, base_aliases, base_flags
@@ -49,6 +50,17 @@ class MicroVMCommand(JupyterApp):
 
     def _config_file_name_default(self) -> str:
         return CONFIG_FILE_NAME
+
+    def emit_examples(self) -> Iterator[str]:
+        """Yield the examples, indented alike; traitlets indents all but the first twice."""
+        if self.examples:
+            yield from (
+                "Examples",
+                "--------",
+                "",
+                indent(dedent(self.examples).strip("\n"), "    "),
+                "",
+            )
 
     def migrate_config(self) -> None:
         """Nothing of ours is older than Jupyter; and a read-only home is not an error here."""
