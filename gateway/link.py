@@ -11,6 +11,10 @@ socket resumes, and calls that were under way are answered then. Only
 
 Who drains decides who may send more: ``consumed`` is the owner's word that a
 message has left for its client. Calls' replies are drained here at once.
+
+Acknowledgements and credit ride on what is sent anyway. When nothing is, one
+frame goes out ``ACK_AFTER_S`` later: one for each message would double the
+frames of a chatty cell. The window is far larger than what arrives meanwhile.
 """
 
 from __future__ import annotations
@@ -54,6 +58,9 @@ __all__ = ["CallResult", "Link", "LinkOwner"]
 # What a pump moves before the loop gets a turn for somebody else (design 2): a
 # chunk of the link. At 1 GB/s of loopback it is a quarter of a millisecond.
 TURN_BYTES = 256 * 1024
+# As the guest's side does it: well below the time after which a link is parked,
+# far above a pass of the loop.
+ACK_AFTER_S = 0.02
 # Calls without an answer. The session makes a few; a file transfer some tens.
 MAX_CALLS = 1_000
 
@@ -105,6 +112,7 @@ class Link:
         self._socket: ClientConnection | None = None
         self._pumps: list[asyncio.Task[None]] = []
         self._output = asyncio.Event()
+        self._ack_timer: asyncio.TimerHandle | None = None
         self._calls: dict[int, asyncio.Future[CallResult]] = {}
         self._call_ids = itertools.count(1)
 
@@ -186,6 +194,7 @@ class Link:
 
     def _detach(self) -> ClientConnection | None:
         socket, self._socket = self._socket, None
+        self._cancel_ack_timer()
         if socket is not None:
             self.core.disconnected()
             for pump in self._pumps:
@@ -226,21 +235,36 @@ class Link:
             for event in self.core.receive_frame(data):
                 assert isinstance(event, Received), "the handshake is over"
                 self._take(event.message)
-            if self.core.wants_output:
-                self._output.set()
+            self._note_received()
             turn_bytes += len(data)
             if turn_bytes >= TURN_BYTES:
                 turn_bytes = 0
                 await asyncio.sleep(0)
 
+    def _cancel_ack_timer(self) -> None:
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+
     async def _write(self, socket: ClientConnection) -> None:
         while True:
             await self._output.wait()
             self._output.clear()
+            self._cancel_ack_timer()
             while frames := self.core.take_frames(TURN_BYTES):
                 for frame in frames:
                     await socket.send(frame)
                 await asyncio.sleep(0)
+
+    def _note_received(self) -> None:
+        """Something came or was drained: queued messages may go now, an acknowledgement soon."""
+        if not self.core.wants_output:
+            return
+        if self.core.queued_bytes:
+            self._output.set()
+        elif self._ack_timer is None:
+            loop = asyncio.get_running_loop()
+            self._ack_timer = loop.call_later(ACK_AFTER_S, self._output.set)
 
     def _take(self, message: LinkMessage) -> None:
         if message.kind is Kind.REPLY:
@@ -261,8 +285,7 @@ class Link:
     def consumed(self, size_bytes: int, lane: Lane) -> None:
         """A message given to the owner has been drained."""
         self.core.consumed(size_bytes, lane)
-        if self.core.wants_output:
-            self._output.set()
+        self._note_received()
 
     async def call(
         self,
