@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from kernel_guest.checkpoint import Checkpointer
@@ -31,7 +32,9 @@ _MAX_SIGNAL = 64
 _DEFAULT_GRACE_S = 1.0
 
 Args = Mapping[str, Any]
-Result = tuple[dict[str, Any], bytes]
+Result = dict[str, Any] | tuple[dict[str, Any], bytes]
+"""The result, with the blob that goes along if there is one."""
+
 Handler = Callable[[Args, bytes], Result | Awaitable[Result]]
 
 
@@ -49,7 +52,7 @@ class KernelCalls:
         self._consumed = consumed
         self._workspace: Workspace | None = None
         self._checkpointer: Checkpointer | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[Result]] = set()
         self._handlers: dict[str, Handler] = {
             "start": self._start,
             "restart": self._restart,
@@ -103,77 +106,74 @@ class KernelCalls:
         except Exception as error:
             self._answer(message, call_id, error)
             return
-        if isinstance(outcome, tuple):
+        if isinstance(outcome, dict | tuple):
             self._answer(message, call_id, outcome)
             return
-        task = asyncio.ensure_future(self._finish(message, call_id, outcome))
+        task = asyncio.ensure_future(outcome)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._done, message, call_id))
 
-    async def _finish(self, message: LinkMessage, call_id: int, outcome: Awaitable[Result]) -> None:
-        try:
-            result: Result | Exception = await outcome
-        except Exception as error:
-            result = error
-        self._answer(message, call_id, result)
+    def _done(self, message: LinkMessage, call_id: int, task: asyncio.Future[Result]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return  # the agent ends, and the link with it
+        error = task.exception()
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        self._answer(message, call_id, task.result() if error is None else error)
 
     def _answer(self, message: LinkMessage, call_id: int, outcome: Result | Exception) -> None:
         self._consumed(message)
         if isinstance(outcome, Exception):
-            error = _error_of(outcome)
-            self._emit(reply(call_id, None, error, lane=message.lane))
-        else:
-            result, blob = outcome
-            self._emit(reply(call_id, result, None, blob, lane=message.lane))
+            self._emit(reply(call_id, None, _error_of(outcome), lane=message.lane))
+            return
+        result, blob = outcome if isinstance(outcome, tuple) else (outcome, b"")
+        self._emit(reply(call_id, result, None, blob, lane=message.lane))
 
     # --- handlers
 
     def _start(self, args: Args, _blob: bytes) -> Awaitable[Result]:
-        return _without_blob(self._supervisor.start(_start_arguments(args)))
+        return self._supervisor.start(_start_arguments(args))
 
     def _restart(self, args: Args, _blob: bytes) -> Awaitable[Result]:
         grace_s = args.get("grace_s", _DEFAULT_GRACE_S)
         if not isinstance(grace_s, int | float):
             raise KernelRefused("bad_request", "grace_s must be seconds.")
-        return _without_blob(self._supervisor.restart(_start_arguments(args), float(grace_s)))
+        return self._supervisor.restart(_start_arguments(args), float(grace_s))
 
-    async def _interrupt(self, _args: Args, _blob: bytes) -> Result:
-        return await self._supervisor.interrupt(), b""
+    def _interrupt(self, _args: Args, _blob: bytes) -> Awaitable[Result]:
+        return self._supervisor.interrupt()
 
-    async def _signal(self, args: Args, _blob: bytes) -> Result:
+    def _signal(self, args: Args, _blob: bytes) -> Awaitable[Result]:
         number = args.get("signum")
         if type(number) is not int or not 0 <= number <= _MAX_SIGNAL:
             raise KernelRefused("bad_request", f"signum must be 0 to {_MAX_SIGNAL}.")
-        return await self._supervisor.signal(number), b""
+        return self._supervisor.signal(number)
 
-    async def _shutdown(self, args: Args, _blob: bytes) -> Result:
-        return await self._supervisor.shutdown(now=args.get("now") is True), b""
+    def _shutdown(self, args: Args, _blob: bytes) -> Awaitable[Result]:
+        return self._supervisor.shutdown(now=args.get("now") is True)
 
     def _put_file(self, args: Args, blob: bytes) -> Result:
-        return self._files().put(args, blob), b""
+        return self._files().put(args, blob)
 
     def _get_file(self, args: Args, _blob: bytes) -> Result:
         return self._files().get(args)
 
-    async def _list_files(self, args: Args, _blob: bytes) -> Result:
-        return await asyncio.to_thread(self._files().list, args), b""
+    def _list_files(self, args: Args, _blob: bytes) -> Awaitable[Result]:
+        return asyncio.to_thread(self._files().list, args)
 
     async def _checkpoint(self, _args: Args, _blob: bytes) -> Result:
         if self._checkpointer is None:
             raise KernelRefused("not_running", "The machine has not been given an identity yet.")
-        return (await self._checkpointer.save()).as_json(), b""
+        return (await self._checkpointer.save()).as_json()
 
     def _activity(self, _args: Args, _blob: bytes) -> Result:
-        return self._supervisor.activity(), b""
+        return self._supervisor.activity()
 
     def _files(self) -> Workspace:
         if self._workspace is None:
             raise KernelRefused("not_running", "The machine has not been given an identity yet.")
         return self._workspace
-
-
-async def _without_blob(outcome: Awaitable[dict[str, Any]]) -> Result:
-    return await outcome, b""
 
 
 def _start_arguments(args: Args) -> StartArguments:

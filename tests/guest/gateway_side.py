@@ -75,7 +75,7 @@ async def _http(address: str | int, method: str, path: str, **options: Any) -> h
 
 
 @contextmanager
-def _listener(folder: Path, name: str, tcp: bool) -> Iterator[tuple[socket.socket, str | int]]:
+def listener_at(folder: Path, name: str, tcp: bool) -> Iterator[tuple[socket.socket, str | int]]:
     if tcp:
         with socket.create_server(("127.0.0.1", 0)) as made:
             yield made, made.getsockname()[1]
@@ -91,8 +91,8 @@ def _listener(folder: Path, name: str, tcp: bool) -> Iterator[tuple[socket.socke
 async def serving(machine: Machine, *, tcp: bool = False) -> AsyncIterator[Served]:
     """An `Agent` on the test's loop, with a real machine behind it."""
     with (
-        _listener(machine.folder, "a.sock", tcp) as (agent_listener, address),
-        _listener(machine.folder, "h.sock", tcp) as (hook_listener, hook_address),
+        listener_at(machine.folder, "a.sock", tcp) as (agent_listener, address),
+        listener_at(machine.folder, "h.sock", tcp) as (hook_listener, hook_address),
     ):
         agent = Agent(KernelHost(machine.connect()), machine.folder)
         await agent.open(agent_listener, hook_listener)
@@ -150,6 +150,7 @@ class GatewaySide:
         self.events: list[tuple[str, dict[str, Any], int]] = []
         self.gaps: list[dict[str, int]] = []
         self.replies: dict[int, LinkMessage] = {}
+        self._reply_index: dict[int, int] = {}
         self.reading = asyncio.Event()
         self.reading.set()
         self._index = 0
@@ -258,6 +259,7 @@ class GatewaySide:
             self.got.append(Got(message.channel, message.parts, self._index))
         elif message.kind is Kind.REPLY:
             self.replies[message.json()["id"]] = message
+            self._reply_index[message.json()["id"]] = self._index
         elif message.kind is Kind.EVENT:
             value = message.json()
             self.events.append((value["name"], value["data"], self._index))
@@ -272,6 +274,10 @@ class GatewaySide:
                 self._changed.clear()
                 await self._changed.wait()
         return value
+
+    def first_index(self, call_id: int) -> int:
+        """When a reply came, in the count of all messages."""
+        return self._reply_index[call_id]
 
     def post_call(
         self, op: str, args: dict[str, Any], blob: bytes = b"", lane: Lane = Lane.URGENT
@@ -381,6 +387,7 @@ __all__ = [
     "Served",
     "Store",
     "Workspace",
+    "listener_at",
     "open_socket",
     "serving",
     "suppress",

@@ -398,6 +398,68 @@ def test_a_repeated_request_is_answered_and_not_run_again(machine: Machine) -> N
     asyncio.run(scenario())
 
 
+def test_a_gateway_that_lost_its_memory_gets_what_it_had_not_taken(machine: Machine) -> None:
+    async def scenario() -> None:
+        async with serving(machine) as served:
+            crashed = GatewaySide()
+            await crashed.run(served)
+            await crashed.connect(served)
+            await crashed.start()
+            await crashed.execute("n = 0")
+            crashed.reading.clear()
+            msg_id = await crashed.begin("n += 1\nfor i in range(300): print(i, flush=True)\nn")
+            await passes_until(lambda: served.agent.traffic.requests.running == 1)
+            await crashed.drop()
+            await passes_until(lambda: served.agent.traffic.requests.running == 0)
+
+            heir = GatewaySide(epoch=2)
+            heir.private, heir.session = crashed.private, crashed.session
+            heir.core = heir.fresh_core()
+            async with heir.link(served):
+                done = await heir.finish(msg_id)
+                assert done.stdout.split() == [str(i) for i in range(300)]
+                assert done.value == "1"
+                assert (await heir.execute("n")).value == "1"
+
+    asyncio.run(scenario())
+
+
+def test_endless_output_nobody_reads_is_bounded_and_can_be_interrupted(machine: Machine) -> None:
+    async def scenario() -> None:
+        async with serving(machine) as served:
+            gateway = GatewaySide(limits=LinkLimits(ordered_window_bytes=128 * 1024))
+            await gateway.run(
+                served, journal=JournalBounds(memory_bytes=800_000, disk_bytes=400_000)
+            )
+            await gateway.connect(served)
+            await gateway.start()
+            await gateway.execute("1")
+            gateway.reading.clear()
+            code = "i, x = 0, 'x' * 2000\nwhile True:\n    print(i, x, flush=True); i += 1"
+            endless = await gateway.begin(code)
+            journal = served.agent.link.journal
+            assert journal is not None
+            await passes_until(lambda: journal.statistics().dropped_messages > 100)
+            call_id = gateway.post_call("interrupt", {})
+            await gateway.flush()
+            await passes_until(lambda: not served.agent.traffic.requests.executing)
+            full = journal.statistics()
+            assert full.merged > 0
+            assert full.memory_bytes < 900_000
+            assert full.disk_bytes <= 400_000
+            gateway.reading.set()
+            done = await gateway.finish(endless)
+            assert (await gateway.result(call_id))[0] == {"delivered": True}
+            assert done.status == "error"
+            assert sum(gap["messages"] for gap in gateway.gaps) == full.dropped_messages
+            numbers = [int(word) for word in done.stdout.split() if word.isdigit()]
+            assert numbers[:300] == list(range(300))
+            assert numbers == sorted(numbers)
+            await gateway.drop()
+
+    asyncio.run(scenario())
+
+
 def test_nobody_reading_ends_in_the_journal_and_then_in_a_gap(machine: Machine) -> None:
     async def scenario() -> None:
         async with serving(machine) as served:
