@@ -131,7 +131,9 @@ async def engine_bench(way: str = "tree", **settings: Any) -> AsyncIterator[Engi
         try:
             yield bench
         finally:
+            groups = [keeper.group for keeper in [engine._keeper] if keeper]
             await engine.close()
+        assert not any(group and group.exists() for group in groups)
         assert set(psutil.Process().children(recursive=True)) <= before
         assert mentions(folder) == []
         assert not (folder / "keeper.json").exists()

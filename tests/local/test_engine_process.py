@@ -270,6 +270,12 @@ def test_a_folder_that_exists_or_is_too_long_is_refused() -> None:
             long = MachineSpec("m", spec.image, bench.folder / ("m" * 90), spec.log_path)
             with pytest.raises(EngineError, match="too long"):
                 await bench.engine.start(long)
+            spec.folder.mkdir()
+            (spec.folder / "precious").touch()
+            with pytest.raises(EngineError, match="exists already"):
+                await bench.engine.start(spec)
+            (spec.folder / "precious").unlink()
+            spec.folder.rmdir()
 
     asyncio.run(scenario())
 

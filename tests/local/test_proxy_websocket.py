@@ -382,6 +382,26 @@ def test_a_cut_now_cuts_now() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("after_bytes", [0, 3])
+def test_a_cut_that_is_ordered_three_times_strikes_three_sockets(after_bytes: int) -> None:
+    async def scenario() -> None:
+        async with bench(switching) as b:
+            first, second = await opened(b), await opened(b)
+            b.faults.add(parse_fault({"kind": "cut", "after_bytes": after_bytes, "times": 3}))
+            for client in (first, second):
+                client.writer.write(b"hello")
+                assert await client.rest() == b"hello"[:after_bytes]
+            assert [fault.times for fault in b.faults.listed()] == [1]
+            third = await opened(b)
+            third.writer.write(b"hello")
+            assert await third.rest() == b"hello"[:after_bytes]
+            fourth = await opened(b)
+            fourth.writer.write(b"hello")
+            assert await fourth.reader.readexactly(5) == b"hello"
+
+    asyncio.run(scenario())
+
+
 def test_a_cut_with_close_frame_is_seen_as_one() -> None:
     async def scenario() -> None:
         async with websocket_bench() as (b, address):

@@ -229,10 +229,9 @@ def sweep(state_file: Path) -> None:
     engine before it makes its own keeper; only one service uses a state folder at a time.
     Raises SurvivorsError or OSError.
     """
-    try:
-        state = json.loads(state_file.read_text())
-    except FileNotFoundError:
+    if not state_file.exists():
         return
+    state = json.loads(state_file.read_text())
     process_tree.wait_gone([(state["pid"], state["started"])], within_s=CLEAN_WITHIN_S)
     if not state_file.exists():
         return

@@ -48,7 +48,10 @@ class KeeperClient:
         `on_exited(pid, wait status)` is called for each child of the keeper that ends,
         `on_lost()` when the keeper itself dies.  Raises EngineError.
         """
-        await asyncio.to_thread(keeper.sweep, state_dir / STATE_FILE)
+        try:
+            await asyncio.to_thread(keeper.sweep, state_dir / STATE_FILE)
+        except (OSError, process_tree.SurvivorsError) as error:
+            raise EngineError(f"an earlier run cannot be cleaned up: {error}") from error
         ours, theirs = make_pair()
         ready: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
 

@@ -205,7 +205,7 @@ class ProcessEngine:
     # -- machines ------------------------------------------------------------------
 
     async def start(self, machine: MachineSpec) -> RunningMachine:
-        _check_path(machine.folder)
+        _check_folder(machine.folder)
         try:
             template = await self._template(machine.image)
         except ImageBuildError as error:
@@ -307,7 +307,10 @@ class ProcessEngine:
         await self._see_lost_keepers_out()
 
 
-def _check_path(folder: Path) -> None:
+def _check_folder(folder: Path) -> None:
+    """Raises EngineError.  A folder that exists is somebody else's, not to be removed by us."""
+    if os.path.lexists(folder):
+        raise EngineError(f"the machine folder {folder} exists already")
     longest = os.fsencode(folder / AGENT_SOCKET)
     if len(longest) > SOCKET_PATH_BYTES:
         raise EngineError(f"the machine folder {folder} is too long for a unix socket")

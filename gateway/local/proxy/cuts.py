@@ -43,6 +43,7 @@ class Tap:
         self._trackers = {direction: FrameTracker() for direction in Direction}
         self._cut: Fault | None = None
         self._left = 0
+        #: Directions in which a frame is still open after the strike; None before it.
         self._closing: set[Direction] | None = None
 
     @property
@@ -50,7 +51,10 @@ class Tap:
         return self._cut
 
     def arm(self, cut: Fault | None) -> None:
-        """Count from now; None disarms.  A cut that has begun goes on."""
+        """Count from now; None disarms.  The same order goes on counting, whatever is left
+        of it; a socket that was struck is left alone."""
+        if self._closing is not None:
+            return
         if cut is None or cut.fault_id != (self._cut.fault_id if self._cut else None):
             self._cut = cut
             self._left = cut.after_bytes if cut else 0
@@ -83,6 +87,7 @@ class Tap:
         passed = self._pass(cut.direction, head)
         passed.struck = True
         if not (cut.close_frame and self.tracked):
+            self._closing = set()
             passed.ending = Ending.CUT
             return passed
         self._closing = set(Direction)
