@@ -180,8 +180,9 @@ class MicroVMProvisioner(KernelProvisionerBase):
         self._curve = _curve_keys(manager, kwargs.pop("transport_encryption", None))
         self._extra_arguments = tuple(kwargs.pop("extra_arguments", ()))
         command = manager.format_kernel_cmd(extra_arguments=list(self._extra_arguments))
+        session_name = kwargs.get("env", {}).get("JPY_SESSION_NAME", "")
         kwargs = await super().pre_launch(cmd=command, **kwargs)
-        await self._ready_door(manager)
+        await self._ready_door(manager, session_name)
         return kwargs
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
@@ -288,13 +289,17 @@ class MicroVMProvisioner(KernelProvisionerBase):
 
     # -- the door -----------------------------------------------------------------
 
-    async def _ready_door(self, manager: Any) -> None:
+    async def _ready_door(self, manager: Any, session_name: str) -> None:
+        """Sockets, and the manager's knowledge of them: whoever sees a process sees its ports."""
         signer = Signer(manager.session.key, manager.session.signature_scheme)
         if self._door is None:
             self._door = await self._on_bridge(self._open_door(manager, signer))
         else:
             await self._on_bridge(self._renew_door(self._door, signer))
         self.connection_info = self._connection_info(manager, self._door)
+        for name, port in self._door.ports.items():
+            setattr(manager, name, port)
+        manager.write_connection_file(jupyter_session=session_name)
 
     async def _open_door(self, manager: Any, signer: Signer) -> ZmqDoor:
         """Bind where the manager says; ports that it remembers from us may be taken meanwhile."""
