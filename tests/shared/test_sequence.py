@@ -95,6 +95,15 @@ def test_acknowledging_what_was_never_reached_is_an_error(received: int, consume
     assert caught.value.fault is Fault.BAD_ACKNOWLEDGEMENT
 
 
+def test_consuming_more_than_was_received_is_an_error() -> None:
+    box = outbox(60, 60, 60)
+    take(box)
+    box.acknowledge(2, 1)
+    with pytest.raises(LinkProtocolError):
+        box.acknowledge(2, 3)
+    box.acknowledge(3, 3)
+
+
 def test_older_acknowledgements_change_nothing() -> None:
     box = outbox(60, 60)
     take(box)
