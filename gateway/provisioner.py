@@ -106,6 +106,8 @@ class MicroVMProvisioner(KernelProvisionerBase):
         super().__init__(**kwargs)
         self.session: KernelSession | None = None
         self._held: KernelSession | None = None
+        # Also those that overlapping restarts and shutdowns pushed aside: none may be forgotten.
+        self._unreleased: set[KernelSession] = set()
         self._door: ZmqDoor | None = None
         self._stage = _Stage.NONE
         self._last_exit = 0
@@ -211,6 +213,7 @@ class MicroVMProvisioner(KernelProvisionerBase):
             await self._on_bridge(self._held.restart_kernel(request))
             return
         self.session = self._held = await self._on_bridge(self._make_session())
+        self._unreleased.add(self._held)
         _holders.add(self)
         await self._on_bridge(self._held.start(request))
 
@@ -391,8 +394,8 @@ class MicroVMProvisioner(KernelProvisionerBase):
         if restart or self._foreign():
             return
         self._end_process()
-        if self._held is not None:
-            await self._release(self._held)
+        for session in tuple(self._unreleased):
+            await self._release(session)
         if self._door is not None:
             door, self._door = self._door, None
             await self._on_bridge(door.close())
@@ -404,9 +407,15 @@ class MicroVMProvisioner(KernelProvisionerBase):
             self.log.error("Kernel %s: %s", self.kernel_id, error.sentence)
             return
         self.log.info("Kernel %s: machine %s released", self.kernel_id, session.microvm_id)
+        self._forget(session)
+
+    def _forget(self, session: KernelSession) -> None:
+        """Its machine is gone, confirmed."""
+        self._unreleased.discard(session)
         if self._held is session:
             self._held = None
-        _holders.discard(self)
+        if not self._unreleased:
+            _holders.discard(self)
 
     def _end_process(self) -> None:
         if self._stage is not _Stage.NONE and self._stage is not _Stage.STARTING:
@@ -418,7 +427,7 @@ class MicroVMProvisioner(KernelProvisionerBase):
         """A first launch failed or was cancelled: nobody knows its sockets."""
         session, self._held = self._held, None
         door, self._door = self._door, None
-        bridge().post(_spawn_abandonment, session, door, self.log, str(self.kernel_id))
+        bridge().post(_spawn_abandonment, self, session, door)
 
     def _active(self) -> KernelSession | None:
         """The session, unless there is no process or it belongs to another process."""
@@ -508,28 +517,25 @@ _holders: weakref.WeakSet[MicroVMProvisioner] = weakref.WeakSet()
 
 
 def _spawn_abandonment(
-    session: KernelSession | None, door: ZmqDoor | None, log: Any, kernel_id: str
+    owner: MicroVMProvisioner, session: KernelSession | None, door: ZmqDoor | None
 ) -> None:
     """On the bridge: end what a failed launch left."""
-    bridge().spawn(_give_up(session, door, log, kernel_id), "abandon a launch")
+    bridge().spawn(_give_up(owner, session, door), "abandon a launch")
 
 
 async def _give_up(
-    session: KernelSession | None, door: ZmqDoor | None, log: Any, kernel_id: str
+    owner: MicroVMProvisioner, session: KernelSession | None, door: ZmqDoor | None
 ) -> None:
     if door is not None:
         await door.close()
     if session is not None:
-        try:
-            await session.release()
-        except GatewayError as error:
-            log.error("Kernel %s: %s", kernel_id, error.sentence)
+        await owner._release(session)
 
 
 @atexit.register
 def _release_all() -> None:
     """Interpreter exit: release what nobody released. The bridge's threads still run here."""
-    sessions = [p._held for p in _holders if p._held is not None and not p._foreign()]
+    sessions = [session for p in _holders if not p._foreign() for session in p._unreleased]
     if sessions:
         with contextlib.suppress(TimeoutError):
             bridge().call(_release_sessions, sessions)
