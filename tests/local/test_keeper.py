@@ -94,10 +94,9 @@ def test_sweep_cleans_when_service_and_keeper_were_killed_together(way: str) -> 
         os.kill(pids["keeper"], signal.SIGKILL)
         assert psutil.pid_exists(pids["machine"])
         keeper.sweep(folder / "keeper.json")
-        # A daemon that dropped its environment and lost its init in the same moment is found by
-        # its cgroup only; that is what the tree way cannot do (see `sweep`).
-        left = [pids["machine"]] if way == "tree" else [pids["machine"], pids["daemon"]]
-        assert not any(psutil.pid_exists(pid) for pid in left)
+        wait_until(lambda: mentions(folder) == [], within_s=10, what="the end of every process")
+        assert not psutil.pid_exists(pids["machine"])
+        assert not psutil.pid_exists(pids["daemon"])
         assert not (folder / "keeper.json").exists()
         assert [
             path.name for path in folder.iterdir() if path.name[:2] == "m-" and path.is_dir()
