@@ -47,6 +47,10 @@ class AgentHttp:
         self._url = url
         self._client: httpx.AsyncClient | None = None
 
+    def prepare(self) -> None:
+        """A wake will come: import httpx on a worker now rather than in the wake."""
+        self._home.submit(_import_httpx)
+
     async def health(self, headers: Mapping[str, str]) -> Health:
         """Raises ProxyAnswer, Unreachable, GuestFault."""
         return _health(await self._get("/health", headers))
@@ -86,6 +90,10 @@ class AgentHttp:
             verify = await self._home.work(tls_context) if secure else False
             self._client = _client(verify, trust_env=not is_loopback(self._url))
         return self._client
+
+
+def _import_httpx() -> None:
+    import httpx  # noqa: F401 -- the import is the point
 
 
 def _client(verify: Any, *, trust_env: bool) -> httpx.AsyncClient:

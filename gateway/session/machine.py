@@ -126,6 +126,11 @@ class Machine:
         """A plain request until the machine answers; the proxy resumes it (LM 4.3, 5.1)."""
         return await self._try(patience, self._http.health)
 
+    async def rest(self) -> None:
+        """Close the link on purpose: the machine is about to sleep, or may."""
+        self._http.prepare()
+        await self.link.close()
+
     async def keep_awake(self) -> None:
         """One cheap request; a failure says nothing, the link will."""
         try:

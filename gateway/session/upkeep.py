@@ -210,7 +210,7 @@ class Upkeep:
         started_s = record.clock.monotonic_s()
         record.move(Cause.SUSPEND)
         record.emit("suspend_started")
-        await machine.link.close()
+        await machine.rest()
         try:
             info = await machine.suspend(SUSPEND_TIMEOUT_S)
         except MachineGone as error:
@@ -259,7 +259,7 @@ class Upkeep:
             await self._ask_guest(machine)
         elif action is Action.PARK:
             record.move(Cause.PARK)
-            await machine.link.close()
+            await machine.rest()
         elif action is Action.SUSPEND:
             self._traffic.dormant = True
             await self.suspend()

@@ -149,6 +149,26 @@ def test_credit_stops_a_guest_whose_client_does_not_read() -> None:
     with_link(steps)
 
 
+def test_acknowledgements_ride_along_instead_of_doubling_the_frames() -> None:
+    async def steps(guest: WireGuest, link: Link, owner: Owner) -> None:
+        await link.open(HEADERS, 10)
+        await link.call("ping", timeout_s=10)
+        before = guest.frames
+        for n in range(200):
+            await guest.send(output(n))
+            await owner.until(lambda seen=n: len(owner.messages) > seen)
+            message = owner.messages[n]
+            link.consumed(message.size_bytes, message.lane)
+        # Generous: a busy computer needs many ACK_AFTER_S for 200 messages, but not 200 of them.
+        assert guest.frames - before < 150
+        async with asyncio.timeout(10):  # and they do come, with nothing else to ride on
+            while guest.core.unacked_bytes:
+                guest.news.clear()
+                await guest.news.wait()
+
+    with_link(steps)
+
+
 # -- calls -----------------------------------------------------------------------------
 
 

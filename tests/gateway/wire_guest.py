@@ -44,6 +44,8 @@ class WireGuest:
         self.requests: list[Request] = []
         self.socket: ServerConnection | None = None
         self.url = ""
+        self.frames = 0
+        self.news = asyncio.Event()
 
     async def send(self, *messages: LinkMessage) -> None:
         for message in messages:
@@ -73,9 +75,11 @@ class WireGuest:
             await self.flush()
             async for data in socket:
                 assert isinstance(data, bytes)
+                self.frames += 1
                 for event in self.core.receive_frame(data):
                     if isinstance(event, Received):
                         self.take(event.message)
+                self.news.set()
                 await self.flush()
         except ConnectionClosed:
             pass
