@@ -202,6 +202,7 @@ def _take_identity(request: SpawnRequest, env: Mapping[str, str], connection_fil
     """Make this fork what an interpreter would be that was started for `request`."""
     os.environ.clear()
     os.environ.update(env)
+    _see_installed_packages()
     os.chdir(request.cwd)
     _forget_what_was_read_once()
     _reseed()
@@ -229,7 +230,8 @@ def _see_installed_packages() -> None:
     """
     target = os.environ.get("PIP_TARGET")
     if target and target not in sys.path:
-        sys.path.insert(0, target)
+        # Behind the working folder, which a spare kernel has on its path already.
+        sys.path.insert(int(sys.path[:1] == [""]), target)
         rest = [path for path in [os.environ.get("PYTHONPATH")] if path]
         os.environ["PYTHONPATH"] = os.pathsep.join([target, *rest])
 
