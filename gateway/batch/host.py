@@ -6,7 +6,7 @@ A seam with two real users: MicroVMs, and (in tests of the runner) an ordinary l
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,9 +19,12 @@ from gateway.batch.workspace import SessionWorkspace, Workspace
 from gateway.bridge import bridge
 from gateway.config import MicroVMGateway
 from gateway.errors import UsageError
+from gateway.events import Event, EventSink
 from gateway.lifecycle import Phase
 from gateway.profiles import Profile, UploadLimits
 from gateway.session.files import plan_upload
+
+Listener = Callable[[Event], object]
 
 
 class KernelHost(Protocol):
@@ -40,6 +43,12 @@ class KernelHost(Protocol):
 
     def reason(self, manager: AsyncKernelManager) -> str:
         """Why the kernel is gone, as a sentence; empty when nobody knows."""
+
+    def watch(self, manager: AsyncKernelManager, listener: Listener) -> bool:
+        """Call `listener` for each lifecycle event, past ones first, on another thread.
+
+        False when there is nothing to watch yet: ask again.
+        """
 
     async def confirm_end(self, manager: AsyncKernelManager) -> None:
         """Return when nothing of the kernel is left, after its manager was told to end it.
@@ -78,6 +87,12 @@ class MicroVMHost:
         if session.phase in _MACHINE_ENDS:
             return f"machine {session.microvm_id} is gone ({session.reason})"
         return describe_exit(session.exit_status())
+
+    def watch(self, manager: AsyncKernelManager, listener: Listener) -> bool:
+        session = _session(manager)
+        if session is not None:
+            bridge().post(_subscribe, session.events, listener)
+        return session is not None
 
     async def confirm_end(self, manager: AsyncKernelManager) -> None:
         # A manager's clean-up only logs a termination that the service did not confirm, and a
@@ -137,6 +152,13 @@ def _can_be_copied(folder: Path, limits: UploadLimits) -> bool:
     except UsageError:
         return False
     return True
+
+
+def _subscribe(sink: EventSink, listener: Listener) -> None:
+    """On the bridge's loop, where events are emitted: none is missed or told twice."""
+    for event in tuple(sink.recent):
+        listener(event)
+    sink.subscribe(listener)
 
 
 def _session(manager: AsyncKernelManager) -> Any:

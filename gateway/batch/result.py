@@ -56,6 +56,7 @@ class RunResult:
     cells_failed: int = 0
     phases: list[PhaseTime] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
     collected: list[Path] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -80,6 +81,7 @@ class RunResult:
             },
             "error": _error_dict(self.failure),
             "phases": [asdict(phase) for phase in self.phases],
+            "events": self.events,
             "collected": [str(path) for path in self.collected],
             "warnings": self.warnings,
         }

@@ -26,6 +26,7 @@ from gateway.batch.failures import Where, describe_failure, interrupted
 from gateway.batch.host import KernelHost
 from gateway.batch.inputs import InputFile, send_inputs
 from gateway.batch.kernel import library_log
+from gateway.batch.lifecycle_notes import compact, note_of
 from gateway.batch.notebooks import PlannedRun, read_notebook, write_notebook
 from gateway.batch.parameters import inject_parameters, notebook_language
 from gateway.batch.phases import Stopwatch
@@ -33,6 +34,7 @@ from gateway.batch.progress import Moment, Progress
 from gateway.batch.result import Failure, RunResult, Status
 from gateway.clock import Clock
 from gateway.errors import GatewayError, UsageError
+from gateway.events import Event
 
 # After launch_kernel the kernel has answered its own kernel_info already (JK 1.8); this bounds
 # a kernel that hangs right then.
@@ -79,6 +81,7 @@ class NotebookRun:
         self._stopwatch = Stopwatch(clock)
         self._result = RunResult(plan.source, options.profile)
         self._manager: AsyncKernelManager | None = None
+        self._watched = False
         self._client: AsyncKernelClient | None = None
         self._executor: BatchClient | None = None
         self._notebook: NotebookNode | None = None
@@ -92,6 +95,7 @@ class NotebookRun:
         ticker = asyncio.create_task(self._tick())
         try:
             self._result.failure = await self._work_until(stop)
+            self._watch()
             await self._save_partial()
             await self._end_kernel()
         finally:
@@ -154,7 +158,7 @@ class NotebookRun:
             await manager.start_kernel(
                 extra_arguments=list(self._host.extra_arguments), cwd=str(self._plan.folder)
             )
-        self._result.machine = self._host.machine(manager)
+        self._watch()
 
     async def _connect(self) -> None:
         assert self._manager is not None
@@ -308,7 +312,26 @@ class NotebookRun:
         with suppress(asyncio.CancelledError):
             while True:
                 await self._clock.sleep_s(TICK_S)
+                self._watch()
                 self._progress.tick(self._moment())
+
+    def _watch(self) -> None:
+        """Follow the machine's lifecycle, from as early as there is one."""
+        manager = self._manager
+        if manager is None:
+            return
+        if not self._watched:
+            loop = asyncio.get_running_loop()
+            self._watched = self._host.watch(
+                manager, lambda event: loop.call_soon_threadsafe(self._on_event, event)
+            )
+        if not self._result.machine:
+            self._result.machine = self._host.machine(manager)
+
+    def _on_event(self, event: Event) -> None:
+        self._result.events.append(compact(event))
+        if note := note_of(event):
+            self._progress.note(f"{self._plan.name}: {note}")
 
     def _warn(self, text: str) -> None:
         self._result.warnings.append(text)

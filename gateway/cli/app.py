@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from textwrap import dedent, indent
 from typing import Any
 
@@ -51,16 +51,11 @@ class MicroVMCommand(JupyterApp):
     def _config_file_name_default(self) -> str:
         return CONFIG_FILE_NAME
 
-    def emit_examples(self) -> Iterator[str]:
+    def emit_examples(self) -> Generator[str, None, None]:
         """Yield the examples, indented alike; traitlets indents all but the first twice."""
         if self.examples:
-            yield from (
-                "Examples",
-                "--------",
-                "",
-                indent(dedent(self.examples).strip("\n"), "    "),
-                "",
-            )
+            shown = indent(dedent(self.examples).strip("\n"), "    ")
+            yield from ("Examples", "--------", "", shown, "")
 
     def migrate_config(self) -> None:
         """Nothing of ours is older than Jupyter; and a read-only home is not an error here."""

@@ -69,6 +69,8 @@ def test_json_says_everything(box: Sandbox) -> None:
     assert {phase["name"] for phase in notebook["phases"]} == {
         "launch", "connect", "execute", "teardown",
     }  # fmt: skip
+    names = {event["event"] for event in notebook["events"]}
+    assert {"launch_started", "launch_running", "teardown_complete"} <= names
     assert notebook["output"] == str(box.folder / "out" / "test.ipynb")
 
 

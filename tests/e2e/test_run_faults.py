@@ -164,7 +164,7 @@ def test_a_teardown_that_the_service_does_not_confirm(box: Sandbox) -> None:
 )
 def test_a_launch_that_the_service_refuses(box: Sandbox, fault: str, words: str) -> None:
     order_fault(box, fault, times=50)
-    done = run(box, box.notebook("1"))
+    done = run(box, box.notebook("1"), JUPYTER_MICROVM_LAUNCH_TIMEOUT_S="3")
     assert words in sentence(done, 3)
 
 

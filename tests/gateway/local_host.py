@@ -13,6 +13,7 @@ from typing import Any
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 
+from gateway.batch.host import Listener
 from gateway.batch.kernel import make_kernel_manager
 from gateway.batch.workspace import Workspace
 from gateway.errors import GuestFault
@@ -77,6 +78,9 @@ class LocalHost:
 
     def reason(self, manager: AsyncKernelManager) -> str:
         return ""
+
+    def watch(self, manager: AsyncKernelManager, listener: Listener) -> bool:
+        return True
 
     async def confirm_end(self, manager: AsyncKernelManager) -> None:
         return None
