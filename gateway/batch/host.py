@@ -24,7 +24,7 @@ from gateway.lifecycle import Phase
 from gateway.profiles import Profile, UploadLimits
 from gateway.session.files import plan_upload
 
-Listener = Callable[[Event], object]
+Listener = Callable[[Event], None]
 
 
 class KernelHost(Protocol):

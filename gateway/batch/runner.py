@@ -322,9 +322,11 @@ class NotebookRun:
             return
         if not self._watched:
             loop = asyncio.get_running_loop()
-            self._watched = self._host.watch(
-                manager, lambda event: loop.call_soon_threadsafe(self._on_event, event)
-            )
+
+            def listener(event: Event) -> None:
+                loop.call_soon_threadsafe(self._on_event, event)
+
+            self._watched = self._host.watch(manager, listener)
         if not self._result.machine:
             self._result.machine = self._host.machine(manager)
 
