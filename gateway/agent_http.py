@@ -93,7 +93,9 @@ class AgentHttp:
 
 
 def _import_httpx() -> None:
-    import httpx  # noqa: F401 -- the import is the point
+    """And what httpx itself imports only when it connects."""
+    import anyio._backends._asyncio  # noqa: F401
+    import httpx  # noqa: F401
 
 
 def _client(verify: Any, *, trust_env: bool) -> httpx.AsyncClient:

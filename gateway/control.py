@@ -417,7 +417,7 @@ def _make_client(access: ServiceAccess) -> BaseClient:
 
 
 def prewarm(access: Callable[[], ServiceAccess | None]) -> Future[None]:
-    """Make the client in the background, and import what a first link needs.
+    """Make the client in the background.
 
     ``access`` is called on a worker and says without side effects what is known
     already, or None; then only the imports are done. A failure here is not
@@ -433,8 +433,6 @@ def _prewarm(access: Callable[[], ServiceAccess | None]) -> None:
         known = access()
         if known is not None:
             _client_for(known)
-        # The link's libraries come second: they are first needed after RunMicrovm has answered.
-        import websockets.asyncio.client  # noqa: F401
 
 
 @contextmanager

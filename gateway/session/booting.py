@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway import embedded
 from gateway.clock import Clock
 from gateway.control import LaunchRequest, MachineInfo
 from gateway.errors import GuestFault, LaunchFailed, Throttled, TimedOut, UsageError
-from gateway.link import Link, LinkOwner
 from gateway.link_codec import LinkKey
 from gateway.messages import MalformedMessage, content_of
 from gateway.profiles import Profile
@@ -25,7 +24,6 @@ from gateway.session.record import Record
 from gateway.session.smalltalk import MAX_REMEMBERED_BYTES
 from gateway.session.traffic import Sink, Traffic
 from kernel_guest.shared.errors import PayloadError
-from kernel_guest.shared.link import LinkIdentity
 from kernel_guest.shared.payload import (
     JournalBounds,
     RunPayload,
@@ -34,6 +32,9 @@ from kernel_guest.shared.payload import (
     encode_key,
     encode_payload,
 )
+
+if TYPE_CHECKING:
+    from gateway.link import LinkOwner
 
 __all__ = ["StartRequest", "ask_kernel_info", "obtain_machine", "start_process"]
 
@@ -68,12 +69,24 @@ async def obtain_machine(record: Record, key: LinkKey, owner: LinkOwner) -> Mach
     """RunMicrovm with this session's identity; the machine may still be starting."""
     profile, clock, control = record.profile, record.clock, record.control
     request = _launch_request(profile, _payload(record, key))
+    loading = record.home.submit(_import_link)
     info = await _run_patiently(record, request)
+    await asyncio.wrap_future(loading)
+    from gateway.link import Link
+    from kernel_guest.shared.link import LinkIdentity
+
     if info.url is None:
         raise LaunchFailed(info.microvm_id, "the service gave no endpoint")
     identity = LinkIdentity(record.kernel_id, record.generation, EPOCH)
     link = Link(record.home, clock, key, identity, owner, url=info.url)
     return Machine(record.home, control, clock, info, link, record.emit, profile.token_minutes)
+
+
+def _import_link() -> None:
+    """In a process's first start, while the machine comes up: both take about as long."""
+    import websockets.asyncio.client  # noqa: F401
+
+    import gateway.link  # noqa: F401
 
 
 async def _run_patiently(record: Record, request: LaunchRequest) -> MachineInfo:

@@ -13,13 +13,15 @@ import stat
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.bridge import Bridge
 from gateway.errors import GuestFault, UsageError
-from gateway.link import Link
 from gateway.profiles import UploadLimits
 from kernel_guest.shared.messages import Lane
+
+if TYPE_CHECKING:
+    from gateway.link import Link
 
 __all__ = ["PIECE_BYTES", "get", "listing", "plan_upload", "put", "upload"]
 

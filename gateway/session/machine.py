@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from gateway.agent_http import AgentHttp, Health
 from gateway.bridge import Bridge
 from gateway.clock import Clock
 from gateway.control import Control, MachineInfo
 from gateway.errors import GatewayError, MachineGone, TeardownPending, Unreachable
-from gateway.link import Link
 from gateway.link_socket import ProxyAnswer
 from gateway.profiles import AGENT_PORT
 from gateway.session.patience import Patience, Step, Trouble
 from gateway.tokens import Advice, Token, TokenKeeper
-from kernel_guest.shared.link import Established
+
+if TYPE_CHECKING:  # not needed before the service has accepted a launch: see booting
+    from gateway.link import Link
+    from kernel_guest.shared.link import Established
 
 __all__ = ["Emit", "Machine"]
 

@@ -12,6 +12,7 @@ the session, the driver, or the watcher.
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from gateway.activity import Action, Activity, GuestReport, Rules
 from gateway.errors import GatewayError, GuestFault, LinkRefused, MachineGone, WrongPhase
@@ -21,7 +22,9 @@ from gateway.session.machine import Machine
 from gateway.session.patience import Patience
 from gateway.session.record import ALIVE, DOUBTFUL, SLEEPING, Record
 from gateway.session.traffic import Gate, Traffic
-from kernel_guest.shared.link import Established
+
+if TYPE_CHECKING:
+    from kernel_guest.shared.link import Established
 
 __all__ = ["Upkeep"]
 
