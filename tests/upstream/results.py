@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -56,8 +56,11 @@ def _outcome(case: ElementTree.Element) -> Outcome:
     return Outcome.SKIPPED if case.find("skipped") is not None else Outcome.PASSED
 
 
-def read_exceptions(path: Path) -> dict[str, dict[str, str]]:
-    """Project → test id → reason. Raises ``ValueError`` for a list that breaks its own rules."""
+def read_exceptions(path: Path) -> tuple[dict[str, dict[str, str]], set[str]]:
+    """(project → test id → reason, tests that depend on the machine's speed: ``may_pass = true``).
+
+    Raises ``ValueError`` for a list that breaks its own rules.
+    """
     entries = tomllib.loads(path.read_text(encoding="utf-8")).get("exception", [])
     if len(entries) > MAX_EXCEPTIONS:
         raise ValueError(f"{len(entries)} exceptions; at most {MAX_EXCEPTIONS} are allowed")
@@ -66,18 +69,23 @@ def read_exceptions(path: Path) -> dict[str, dict[str, str]]:
         if not entry["reason"].strip():
             raise ValueError(f"{entry['test']} has no reason")
         table.setdefault(entry["project"], {})[entry["test"]] = entry["reason"]
-    return table
+    return table, {entry["test"] for entry in entries if entry.get("may_pass")}
 
 
 def compare(
-    local: Mapping[str, Outcome], ours: Mapping[str, Outcome], exceptions: Mapping[str, str]
+    local: Mapping[str, Outcome],
+    ours: Mapping[str, Outcome],
+    exceptions: Mapping[str, str],
+    may_pass: Collection[str] = (),
 ) -> Verdict:
     """What ours breaks that local does not, beside the list."""
     broken = regressed(local, ours)
     return Verdict(
         regressions=tuple(name for name in broken if name not in exceptions),
         excused={name: exceptions[name] for name in broken if name in exceptions},
-        not_needed=tuple(name for name in exceptions if name not in broken),
+        not_needed=tuple(
+            name for name in exceptions if name not in broken and name not in may_pass
+        ),
     )
 
 
