@@ -19,7 +19,7 @@ import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 #: Generous: several test runs share two cores.
 PATIENCE_S = 60.0
+IDLE_EXIT_S = 120.0
 
 
 @dataclass
@@ -166,8 +167,6 @@ class Kit:
         """The service's profile with other settings."""
         if "max_idle_s" in settings:
             settings["idle"] = IdlePolicy(max_idle_s=settings.pop("max_idle_s"))
-        from dataclasses import replace
-
         return replace(self.profile, **settings)
 
     @asynccontextmanager
@@ -211,6 +210,8 @@ def running_service() -> Iterator[Kit]:
     """A service in a short folder of its own (socket paths have 108 bytes)."""
     folder = Path(tempfile.mkdtemp(prefix="mvm-"))
     try:
+        # A test run that is killed cannot stop its service: then it ends by itself, soon.
+        client.ensure_running(folder, wait_s=PATIENCE_S, idle_exit_s=IDLE_EXIT_S)
         yield Kit(folder)
     finally:
         client.stop(folder)
