@@ -36,16 +36,14 @@ import atexit
 import contextlib
 import os
 import signal
-import sys
 import weakref
 from collections.abc import Coroutine
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import zmq
 from jupyter_client.connect import KernelConnectionInfo
-from jupyter_client.localinterfaces import is_local_ip, local_ips
 from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from traitlets import Unicode
 
@@ -57,6 +55,7 @@ from gateway.embedded import control_for, prewarm_default
 from gateway.environment import select_environment
 from gateway.errors import GatewayError, UsageError
 from gateway.events import EventSink
+from gateway.launch_facts import client_folder, curve_keys, is_our_python, user_name
 from gateway.lifecycle import Phase
 from gateway.messages import Signer
 from gateway.profiles import Profile
@@ -64,8 +63,6 @@ from gateway.session.runner import KernelSession, StartRequest
 from gateway.zmq_door import DoorSettings, ZmqDoor
 
 __all__ = ["MicroVMProvisioner"]
-
-T = TypeVar("T")
 
 #: What the factory passes. Everything else in a kernelspec's ``config`` would set a trait.
 _FACTORY_ARGUMENTS: Final = frozenset({"kernel_id", "kernel_spec", "parent", "profile"})
@@ -179,7 +176,7 @@ class MicroVMProvisioner(KernelProvisionerBase):
         manager = self._manager()
         self._chosen = self._choose_profile()
         prewarm_default(self._chosen)
-        self._curve = _curve_keys(manager, kwargs.pop("transport_encryption", None))
+        self._curve = curve_keys(manager, kwargs.pop("transport_encryption", None))
         self._extra_arguments = tuple(kwargs.pop("extra_arguments", ()))
         command = manager.format_kernel_cmd(extra_arguments=list(self._extra_arguments))
         session_name = kwargs.get("env", {}).get("JPY_SESSION_NAME", "")
@@ -207,15 +204,15 @@ class MicroVMProvisioner(KernelProvisionerBase):
         return self.connection_info
 
     async def _launch(self, kwargs: dict[str, Any]) -> None:
-        self._folder = _client_folder(kwargs.get("cwd"))
+        self._folder = client_folder(kwargs.get("cwd"))
         request = self._start_request(kwargs["env"])
         if self._held is not None:
-            await self._on_bridge(self._held.restart_kernel(request))
+            await bridge().run(self._held.restart_kernel(request))
             return
-        self.session = self._held = await self._on_bridge(self._make_session())
+        self.session = self._held = await bridge().run(self._make_session())
         self._unreleased.add(self._held)
         _holders.add(self)
-        await self._on_bridge(self._held.start(request))
+        await bridge().run(self._held.start(request))
 
     async def _make_session(self) -> KernelSession:
         """On the bridge: a session whose messages go to the door, and the other way."""
@@ -227,7 +224,7 @@ class MicroVMProvisioner(KernelProvisionerBase):
             control_for(self._chosen),
             SystemClock(),
             EventSink(),
-            _owner(),
+            user_name(),
             workspace_folder=self._folder if self._chosen.workspace != "none" else None,
             on_message=self._door.deliver,
         )
@@ -253,7 +250,7 @@ class MicroVMProvisioner(KernelProvisionerBase):
         default provisioner. A machine that shares our files gets its folder, any other its name.
         """
         spec = self.kernel_spec
-        if "kernel_provisioner" in spec.metadata or _is_our_python(spec.argv):
+        if "kernel_provisioner" in spec.metadata or is_our_python(spec.argv):
             return None
         assert self._chosen is not None
         shared = self._chosen.workspace == "folder" and os.path.isdir(spec.resource_dir)
@@ -261,7 +258,7 @@ class MicroVMProvisioner(KernelProvisionerBase):
 
     def _choose_profile(self) -> Profile:
         settings = load_gateway(self.config, self.log)
-        return settings.profile(self.profile or None, _owner())
+        return settings.profile(self.profile or None, user_name())
 
     def _manager(self) -> Any:
         if self.parent is None:
@@ -296,9 +293,9 @@ class MicroVMProvisioner(KernelProvisionerBase):
         """Sockets, and the manager's knowledge of them: whoever sees a process sees its ports."""
         signer = Signer(manager.session.key, manager.session.signature_scheme)
         if self._door is None:
-            self._door = await self._on_bridge(self._open_door(manager, signer))
+            self._door = await bridge().run(self._open_door(manager, signer))
         else:
-            await self._on_bridge(self._renew_door(self._door, signer))
+            await bridge().run(self._renew_door(self._door, signer))
         self.connection_info = self._connection_info(manager, self._door)
         for name, port in self._door.ports.items():
             setattr(manager, name, port)
@@ -398,11 +395,11 @@ class MicroVMProvisioner(KernelProvisionerBase):
             await self._release(session)
         if self._door is not None:
             door, self._door = self._door, None
-            await self._on_bridge(door.close())
+            await bridge().run(door.close())
 
     async def _release(self, session: KernelSession) -> None:
         try:
-            await self._on_bridge(session.release())
+            await bridge().run(session.release())
         except GatewayError as error:
             self.log.error("Kernel %s: %s", self.kernel_id, error.sentence)
             return
@@ -439,13 +436,9 @@ class MicroVMProvisioner(KernelProvisionerBase):
     async def _quietly(self, what: str, work: Coroutine[Any, Any, object]) -> None:
         """Do it, and only log what goes wrong: see ``send_signal`` in the module's header."""
         try:
-            await self._on_bridge(work)
+            await bridge().run(work)
         except Exception as error:
             self.log.warning("Kernel %s: %s failed: %s", self.kernel_id, what, error)
-
-    @staticmethod
-    async def _on_bridge(work: Coroutine[Any, Any, T]) -> T:
-        return await bridge().run(work)
 
 
 #: The order of jupyter_client.connect.port_names, which ``KernelManager.ports`` follows.
@@ -461,54 +454,6 @@ def _refuse_other_settings(arguments: dict[str, Any]) -> None:
             f"{spec!r} sets {', '.join(others)} for {MicroVMProvisioner.__name__}; only 'profile' "
             "may be set there, the rest belongs in jupyter_microvm_config.py."
         )
-
-
-def _owner() -> str:
-    """The user on whose behalf this process works; profiles may be limited to some."""
-    from getpass import getuser
-
-    try:
-        return getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return str(os.getuid())
-
-
-def _client_folder(cwd: object) -> str:
-    """The notebook's folder, absolute. Raises ``UsageError`` when there is none."""
-    folder = os.path.abspath(str(cwd)) if cwd else os.getcwd()
-    if not os.path.isdir(folder):
-        raise UsageError(f"The folder {folder} for the kernel to work in does not exist.")
-    return folder
-
-
-def _is_our_python(argv: list[str]) -> bool:
-    """Whether a command line starts ipykernel in this very environment, as ``python3`` does."""
-    own = {sys.executable, "python", "python3", "python{}.{}".format(*sys.version_info)}
-    return argv[:1] != [] and argv[0] in own and argv[1:3] == ["-m", "ipykernel_launcher"]
-
-
-def _curve_keys(manager: Any, policy: str | None) -> CurveKeys | None:
-    """The key pair when encryption is asked for and declared, made once per manager (JK 1.3).
-
-    The same rules and sentences as jupyter_client's LocalProvisioner.
-    """
-    policy = manager._transport_encryption_policy(policy)
-    if manager.transport == "tcp" and not is_local_ip(manager.ip):
-        raise RuntimeError(
-            f"Can only launch a kernel on a local interface. This one is not: {manager.ip}. "
-            "Make sure that the '*_address' attributes are configured properly. "
-            f"Currently valid addresses are: {local_ips()}"
-        )
-    if policy == "required" and manager.transport not in {"tcp", "ipc"}:
-        raise RuntimeError(
-            "transport_encryption='required' is only supported when transport is 'tcp' or 'ipc'."
-        )
-    declared = policy == "required" or manager._kernel_supports_curve_encryption()
-    if policy == "disabled" or not declared:
-        return None
-    if manager.curve_publickey is None:
-        manager.curve_publickey, manager.curve_secretkey = zmq.curve_keypair()
-    return CurveKeys(manager.curve_publickey, manager.curve_secretkey)
 
 
 # -- machines whose provisioner went away without a word ---------------------------
