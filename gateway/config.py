@@ -121,7 +121,7 @@ class MicroVMGateway(Configurable):
 
     kernel_name = _text(None, "Kernelspec inside the machine. Default: the image's Python.")
     environment = _names("Further environment variables (patterns) that may reach the kernel.")
-    isolation = _text(_BASE.isolation, "Isolation of the kernel in its machine: none or strict.")
+    isolation = _text(_BASE.isolation, "Isolation of the kernel in its machine; only none so far.")
     workspace_source = _text(_BASE.workspace_source, "The kernel's files: folder, upload or none.")
     store_uri = _text(None, "Checkpoint store: file:///folder or s3://bucket/prefix.")
     journal_memory_bytes = _whole(

@@ -203,6 +203,10 @@ _CHOICES = {
     "local_preset": ("fast", "realistic"),
 }
 
+# Promised by the design and refused until it is true: running with less isolation than asked for
+# would be worse than not running.
+_NOT_BUILT = ("strict", "lazy")
+
 
 def choose_profile(profiles: Mapping[str, Profile], name: str, user: str | None = None) -> Profile:
     """The profile of that name; raises ProfileError or ForbiddenError."""
@@ -305,6 +309,8 @@ def check_profile(profile: Profile, where: str | None = None) -> Profile:
     for key, choices in _CHOICES.items():
         if getattr(profile, key) not in choices:
             raise ConfigError(f"{where}.{key}", f"must be one of {', '.join(choices)}")
+        if getattr(profile, key) in _NOT_BUILT:
+            raise ConfigError(f"{where}.{key}", f"{getattr(profile, key)!r} is not built yet")
     _check_times(profile, where)
     if profile.image_arn is None:
         return profile

@@ -101,3 +101,9 @@ def test_sleeping_before_the_break_even_is_warned_about_where_it_costs() -> None
 
 def test_keys_stay_out_of_repr() -> None:
     assert "hush" not in repr(ServiceAccess("r", "http://x", "AKIA", "hush"))
+
+
+@pytest.mark.parametrize(("setting", "value"), [("isolation", "strict"), ("start", "lazy")])
+def test_what_is_not_built_is_refused_rather_than_ignored(setting: str, value: str) -> None:
+    with pytest.raises(ConfigError, match="not built yet"):
+        parse_profiles({"guarded": {setting: value}})
