@@ -16,6 +16,9 @@ from jupyter_client.localinterfaces import is_local_ip, local_ips
 from gateway.door_sockets import CurveKeys
 from gateway.errors import UsageError
 
+#: Where the door listens unless the manager says otherwise.
+LOOPBACK = "127.0.0.1"
+
 __all__ = ["client_folder", "curve_keys", "is_our_python", "user_name"]
 
 
@@ -47,7 +50,11 @@ def curve_keys(manager: Any, policy: str | None) -> CurveKeys | None:
     The same rules and sentences as jupyter_client's LocalProvisioner.
     """
     policy = manager._transport_encryption_policy(policy)
-    if manager.transport == "tcp" and not is_local_ip(manager.ip):
+    if manager.transport == "tcp" and not manager.trait_has_value("ip"):
+        # The default, without jupyter_client's search for it: it asks every interface of this
+        # computer through psutil, whose import is 35 ms of a first start (2026-11-30).
+        manager.ip = LOOPBACK
+    if manager.transport == "tcp" and manager.ip != LOOPBACK and not is_local_ip(manager.ip):
         raise RuntimeError(
             f"Can only launch a kernel on a local interface. This one is not: {manager.ip}. "
             "Make sure that the '*_address' attributes are configured properly. "

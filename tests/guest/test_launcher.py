@@ -26,7 +26,6 @@ from tests.guest.machines import (
     running_template,
 )
 
-
 # An interrupt takes milliseconds; the cells would last a minute. Room for a busy test machine.
 INTERRUPT_S = 10
 

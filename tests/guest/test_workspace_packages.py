@@ -1,4 +1,4 @@
-"""`pip install` in a notebook: importable at once, new version after a restart, environment kept."""
+"""`pip install` in a notebook: importable at once, new version after a restart, all kept."""
 
 from __future__ import annotations
 
