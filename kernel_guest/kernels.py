@@ -388,7 +388,9 @@ def _plan_command(
     spec = find_kernelspec(request.kernel_name or "")
     if not all(isinstance(word, str) for word in (*spec.argv, *spec.env.values())):
         raise SpawnFailed("bad_kernelspec", f"Kernelspec {request.kernel_name!r} is not text.")
-    env |= {name: string.Template(value).safe_substitute(env) for name, value in spec.env.items()}
+    # What the client has expanded already stands in the request; twice would be once too often.
+    own = {name: value for name, value in spec.env.items() if name not in request.env}
+    env |= {name: string.Template(value).safe_substitute(env) for name, value in own.items()}
     file = str(connection_file(folder, number))
     argv = format_command([*spec.argv, *request.extra_arguments], file, spec.resource_dir)
     return Launch(
