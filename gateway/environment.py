@@ -33,6 +33,8 @@ ALLOWED = (
     "CLICOLOR_FORCE",
     "COLORTERM",
     "TERM",
+    "COLUMNS",  # the width of tracebacks and tables
+    "LINES",
     "MPLBACKEND",
     "PYTHONHASHSEED",
     "PYTHONWARNINGS",
