@@ -53,7 +53,7 @@ class Workshop:
             "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
             "JUPYTER_MICROVM_LOCAL_DIR": str(self.folder / "state"),
             # What the suites of Kernel Gateway and nbclient give their kernels by the environment.
-            "JUPYTER_MICROVM_ENVIRONMENT": "TEST_VAR,NBEXECUTE_TEST_*",
+            "JUPYTER_MICROVM_ENVIRONMENT": "TEST_VAR,NBEXECUTE_TEST_*,IPYKERNEL_CELL_NAME",
         }
         if provisioner:
             values["JUPYTER_DEFAULT_PROVISIONER_NAME"] = provisioner
