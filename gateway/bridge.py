@@ -27,6 +27,8 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
+import jupyter_core.utils
+
 __all__ = ["WORKERS", "Bridge", "bridge"]
 
 T = TypeVar("T")
@@ -157,7 +159,7 @@ class Bridge:
 
 _lock = threading.Lock()
 _current: Bridge | None = None
-_from_before_fork: list[Bridge] = []
+_from_before_fork: list[object] = []
 
 
 def bridge() -> Bridge:
@@ -176,6 +178,22 @@ def _after_fork_in_child() -> None:
     if _current is not None:
         _from_before_fork.append(_current)
         _current = None
+    _leave_the_callers_loop()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+def _leave_the_callers_loop() -> None:
+    """In a forked child: not the loop that jupyter_core keeps for this thread.
+
+    It was made before the fork, so its epoll and its self-pipe are shared with the parent, and the
+    child would eat the wakeups by which our thread tells the parent's loop that a call has ended
+    (a hang in one of ten forks, 2026-11-30). Kept alive: closing it would change the shared epoll.
+    """
+    kept = jupyter_core.utils._loop
+    inherited = kept.get()
+    if inherited is not None:
+        _from_before_fork.append(inherited)
+        kept.set(None)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork_in_child)

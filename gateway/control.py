@@ -24,6 +24,7 @@ back-off there.
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -380,6 +381,20 @@ def _version_number(version: str) -> tuple[int, ...]:
 
 _clients: dict[ServiceAccess, BaseClient] = {}
 _clients_lock = threading.Lock()
+
+
+def _forget_clients() -> None:
+    """After a fork: a client's open connections are the parent's, and two processes that read
+    from one connection get each other's answers. The lock may have been held by a thread that
+    the child does not have.
+    """
+    global _clients_lock
+    _clients.clear()
+    _clients_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget_clients)
 
 
 def _client_for(access: ServiceAccess) -> BaseClient:
