@@ -27,7 +27,12 @@ from tests.e2e.service import (
 from tests.support.waiting import wait_until
 
 #: A cell that says that it runs, and then does nothing for long.
-LONG_CELL = "print('begun', flush=True)\nopen('begun', 'w').close()\nimport time; time.sleep(600)"
+#: The line has a second to arrive before the marker says that the cell is in its middle.
+LONG_CELL = """import time
+print('begun', flush=True)
+time.sleep(1)
+open('begun', 'w').close()
+time.sleep(600)"""
 #: A command has this long to notice, save and terminate its machine.
 END_LIMIT_S = 40
 
