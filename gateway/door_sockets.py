@@ -221,6 +221,19 @@ class SocketReader:
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
+# As plain numbers: `zmq.SNDMORE | flags` makes an enum member anew for each of the 28 parts that
+# answer a cell, and send_multipart does so and checks each part's type again: 37 us a message
+# instead of 8 (pyzmq 27.3, 2026-11-30).
+_NOBLOCK, _NOBLOCK_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK) | int(zmq.SNDMORE)
+
+
+def _send_parts(socket: zmq.Socket[Any], frames: Sequence[bytes]) -> None:
+    send = socket.send
+    for frame in frames[:-1]:
+        send(frame, _NOBLOCK_MORE)
+    send(frames[-1], _NOBLOCK)
+
+
 class Outbox:
     """The sending side of one socket, which knows how much its slowest peer has not taken."""
 
@@ -259,7 +272,7 @@ class Outbox:
         """
         self._unmarked_bytes += size_bytes
         if self._unmarked_bytes < MARK_BYTES and size_bytes < SHARE_BYTES:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            _send_parts(self._socket, frames)
         else:
             self._send_marked(frames)
 

@@ -43,7 +43,7 @@ from kernel_guest.shared.link import (
     Refused,
     Role,
 )
-from kernel_guest.shared.messages import Lane, LinkMessage, gap
+from kernel_guest.shared.messages import Channel, Lane, LinkMessage, gap
 
 __all__ = ["LinkServer", "LinkSocket"]
 
@@ -58,6 +58,12 @@ _GREETING_S = 10.0
 _MAX_GREETINGS = 4
 # techniques 14: level 1 costs least and finds nearly all there is in notebook output.
 _ZSTD_LEVEL = 1
+
+# Outputs wait this long for company: a cell's busy, input and result then travel in one frame with
+# its reply, and printed lines some dozen together.  Each frame costs a wakeup in every process on
+# the way, about 0.5 ms of a round trip in all (2 cores, 2026-11-30); nobody sees 4 ms.
+_GATHER_S = 0.004
+_GATHER_BYTES = 64 * 1024
 
 _CLOSE_PROTOCOL = 1002  # RFC 6455 7.4.1
 _CLOSE_POLICY = 1008
@@ -85,6 +91,7 @@ class LinkServer:
         self._socket: LinkSocket | None = None
         self._greeting: set[LinkSocket] = set()
         self._flush_due: asyncio.Handle | None = None
+        self._gather_due: asyncio.TimerHandle | None = None
         self._ack_due: asyncio.TimerHandle | None = None
         self.refused = 0
 
@@ -125,7 +132,10 @@ class LinkServer:
                 self._send(message)
             else:
                 self._journal.append(message)
-        self._schedule_flush()
+        if message.channel is Channel.IOPUB and self._core.queued_bytes < _GATHER_BYTES:
+            self._schedule_gathered()
+        else:
+            self._schedule_flush()
 
     def consumed(self, message: LinkMessage) -> None:
         """A received message no longer takes memory here: the gateway gets its credit."""
@@ -137,7 +147,7 @@ class LinkServer:
         for socket in [*self._greeting, self._socket]:
             if socket is not None:
                 socket.end(_CLOSE_REPLACED, "agent ends")
-        for handle in (self._flush_due, self._ack_due):
+        for handle in (self._flush_due, self._gather_due, self._ack_due):
             if handle is not None:
                 handle.cancel()
         if self._journal is not None:
@@ -204,6 +214,10 @@ class LinkServer:
         if self._flush_due is None:
             self._flush_due = self._loop.call_soon(self._flush)
 
+    def _schedule_gathered(self) -> None:
+        if self._gather_due is None and self._flush_due is None:
+            self._gather_due = self._loop.call_later(_GATHER_S, self._flush)
+
     def _schedule_ack(self) -> None:
         if self._ack_due is None:
             self._ack_due = self._loop.call_later(_ACK_S, self._flush_ack)
@@ -214,6 +228,9 @@ class LinkServer:
 
     def _flush(self) -> None:
         self._flush_due = None
+        if self._gather_due is not None:
+            self._gather_due.cancel()
+            self._gather_due = None
         self._feed()
         socket = self._socket
         if socket is None or socket.busy or not self._core.wants_output:
