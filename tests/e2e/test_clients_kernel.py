@@ -110,10 +110,13 @@ def test_comm_buffers_come_and_go_unchanged(box: Sandbox) -> None:
         assert answer["content"]["data"] == {"n": 3}
 
 
-def next_of(client: BlockingKernelClient, kind: str) -> Message:
+def next_of(client: BlockingKernelClient, kind: str, parent: str = "") -> Message:
+    """The next iopub message of a kind; with ``parent`` only those of that request."""
     while True:
         message: Message = client.get_iopub_msg(timeout=30)
-        if message["msg_type"] == kind:
+        if message["msg_type"] == kind and message["parent_header"].get("msg_id", "").endswith(
+            parent
+        ):
             return message
 
 
@@ -141,7 +144,7 @@ def test_an_interrupt_stops_within_a_second(box: Sandbox, code: str) -> None:
     with kernel() as (manager, client):
         run(client, "import numpy")
         msg_id = client.execute(f"print('begun', flush=True)\n{code}")
-        next_of(client, "stream")
+        next_of(client, "stream", msg_id)
         begun_s = time.monotonic()
         manager.interrupt_kernel()
         reply = client.get_shell_msg(timeout=20)
