@@ -24,7 +24,6 @@ back-off there.
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -34,6 +33,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+from gateway import first_calls
 from gateway.bridge import Bridge, bridge
 from gateway.clock import Clock
 from gateway.errors import (
@@ -55,6 +55,7 @@ from gateway.errors import (
 )
 from gateway.events import scrub
 from gateway.profiles import IdlePolicy, ServiceAccess
+from gateway.service_client import client_for
 from gateway.tokens import Token
 
 if TYPE_CHECKING:
@@ -72,15 +73,10 @@ __all__ = [
     "managed_connector",
     "map_error",
     "prewarm",
+    "settle",
 ]
 
-SERVICE = "lambda-microvms"
 TERMINAL_STATES = frozenset({"TERMINATING", "TERMINATED"})
-
-CONNECT_TIMEOUT_S = 5.0
-# RunMicrovm answers within seconds (LM 12); a minute is "not any more".
-READ_TIMEOUT_S = 60.0
-TOTAL_ATTEMPTS = 4
 
 # Calls per second and burst, per account (LM 11). What is not listed is not shaped.
 RATES: Mapping[str, float] = {
@@ -201,7 +197,7 @@ class Control:
 
     async def run_microvm(self, request: LaunchRequest) -> MachineInfo:
         """Launch. Raises ImageNotFound, QuotaFull, CapacityShort, OutcomeUnknown, …"""
-        await self.connect()
+        await self.prepare()
         answer = await self.call("run_microvm", **self._run_parameters(request))
         return _machine(answer)
 
@@ -295,6 +291,10 @@ class Control:
 
     async def call(self, operation: str, **parameters: Any) -> dict[str, Any]:
         """Any operation of the service by its boto3 name; errors mapped."""
+        if self._client is None and first_calls.pending():
+            early = await self._work(partial(self._call_of_the_child, operation, parameters))
+            if early is not None:
+                return dict(early)
         client = await self.connect()
         wait_s = self._shaper.reserve(operation, self._clock.monotonic_s())
         if wait_s:
@@ -314,6 +314,22 @@ class Control:
             raise map_error(operation, error, self.region, str(subject)) from error
         return answer
 
+    def _call_of_the_child(self, operation: str, parameters: dict[str, Any]) -> Any:
+        return first_calls.ask(self._known_access()._asdict(), operation, parameters)
+
+    def _known_access(self) -> ServiceAccess:
+        with self._lock:
+            if self._access is None:
+                self._access = self._find_access()
+            return self._access
+
+    async def prepare(self) -> None:
+        """Return when the next call can leave at once. Raises what ``connect`` raises."""
+        if self._client is None and first_calls.pending():
+            await self._work(self._known_access)
+        else:
+            await self.connect()
+
     async def connect(self) -> BaseClient:
         """The client, made on a worker at the first use."""
         if self._client is None:
@@ -327,7 +343,9 @@ class Control:
     def _renew(self) -> None:
         access = self._find_access()
         if access != self._access:
-            self._client = None
+            self._client, self._access = None, access
+        if self._client is None and first_calls.pending():
+            return
         self._connect(access)
 
     def _connect(self, known: ServiceAccess | None = None) -> BaseClient:
@@ -335,7 +353,7 @@ class Control:
             if self._client is None:
                 self._access = known or self._find_access()
                 try:
-                    self._client = _client_for(self._access)
+                    self._client = client_for(self._access)
                 except Exception as error:
                     raise map_error("client", error, self._access.region, "") from error
             return self._client
@@ -377,58 +395,7 @@ def _version_number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
-# -- the client ------------------------------------------------------------------
-
-_clients: dict[ServiceAccess, BaseClient] = {}
-_clients_lock = threading.Lock()
-
-
-def _forget_clients() -> None:
-    """After a fork: a client's open connections are the parent's, and two processes that read
-    from one connection get each other's answers. The lock may have been held by a thread that
-    the child does not have.
-    """
-    global _clients_lock
-    _clients.clear()
-    _clients_lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_forget_clients)
-
-
-def _client_for(access: ServiceAccess) -> BaseClient:
-    """One client per access and process: making one costs as much as ten calls."""
-    with _clients_lock:
-        if access not in _clients:
-            _clients[access] = _make_client(access)
-        return _clients[access]
-
-
-def _make_client(access: ServiceAccess) -> BaseClient:
-    from botocore.config import Config
-    from botocore.session import Session
-
-    from gateway.slim_botocore import SlimLoader
-
-    session = Session(profile=access.aws_profile)
-    if type(session.get_component("data_loader")).__name__ == "Loader":
-        session.register_component("data_loader", SlimLoader.like(session))
-    client: BaseClient = session.create_client(
-        SERVICE,
-        region_name=access.region,
-        endpoint_url=access.endpoint_url,
-        aws_access_key_id=access.access_key_id,
-        aws_secret_access_key=access.secret_access_key,
-        config=Config(
-            connect_timeout=CONNECT_TIMEOUT_S,
-            read_timeout=READ_TIMEOUT_S,
-            retries={"mode": "standard", "total_max_attempts": TOTAL_ATTEMPTS},
-            tcp_keepalive=True,
-            user_agent_extra="microvm-kernel-gateway",
-        ),
-    )
-    return client
+# -- before the first call -----------------------------------------------------------
 
 
 def prewarm(access: Callable[[], ServiceAccess | None]) -> Future[None]:
@@ -442,12 +409,21 @@ def prewarm(access: Callable[[], ServiceAccess | None]) -> Future[None]:
 
 
 def _prewarm(access: Callable[[], ServiceAccess | None]) -> None:
+    if first_calls.pending() and (known := access()) is not None:
+        first_calls.warm(known._asdict())
+        return
     with _collector_at_rest():
         import botocore.session  # noqa: F401 -- the import is the point
 
         known = access()
         if known is not None:
-            _client_for(known)
+            client_for(known)
+
+
+def settle(access: Callable[[], ServiceAccess | None]) -> None:
+    """The first start is over: from now on this process has a client of its own. Blocking."""
+    first_calls.end()
+    _prewarm(access)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from gateway.control import (
     managed_base_image,
     managed_connector,
     prewarm,
+    settle,
 )
 from gateway.errors import (
     ImageNotFound,
@@ -47,6 +48,7 @@ __all__ = [
     "known_access",
     "launch",
     "prewarm_default",
+    "settle_default",
 ]
 
 LOCAL_ACCOUNT = "000000000000"
@@ -164,6 +166,11 @@ def prewarm_default(profile: Profile) -> None:
     Who calls: the provisioner, as soon as it knows the profile.
     """
     prewarm(functools.partial(known_access, profile))
+
+
+def settle_default(profile: Profile) -> None:
+    """After a process's first launch: a client of its own. Blocking; on a worker."""
+    settle(functools.partial(known_access, profile))
 
 
 # -- the image of this environment -----------------------------------------------------

@@ -34,6 +34,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import os
 import signal
 import weakref
@@ -47,11 +48,16 @@ from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from traitlets import Unicode
 
+from gateway import first_calls
+
+first_calls.begin()  # before the imports below, which take as long as its own
+
+# ruff: noqa: E402 -- see the line above
 from gateway.bridge import bridge
 from gateway.clock import SystemClock
 from gateway.config import load_gateway
 from gateway.door_sockets import CurveKeys
-from gateway.embedded import control_for, prewarm_default
+from gateway.embedded import control_for, prewarm_default, settle_default
 from gateway.environment import select_environment
 from gateway.errors import GatewayError, UsageError
 from gateway.events import EventSink
@@ -72,6 +78,8 @@ _WAIT_LIMIT_S: Final = 10.0
 #: A request to a parked machine first mints a token, wakes it and reconnects (LM 12: about 1 s,
 #: and seconds for a large memory image).
 _WAKE_ALLOWANCE_S: Final = 10.0
+#: After the first launch of a process, until its own service client is made: see _settle_soon.
+SETTLE_AFTER_S: Final = 1.0
 #: At interpreter exit: how long all machines together may take to be released.
 _EXIT_LIMIT_S: Final = 20.0
 
@@ -443,6 +451,13 @@ class MicroVMProvisioner(KernelProvisionerBase):
 
 #: The order of jupyter_client.connect.port_names, which ``KernelManager.ports`` follows.
 _PORT_NAMES: Final = ("shell_port", "stdin_port", "iopub_port", "hb_port", "control_port")
+
+
+async def _settle_soon(profile: Profile | None) -> None:
+    """Not at once: the first cell would share the interpreter's lock with a burst of imports."""
+    if profile is not None:
+        job = functools.partial(settle_default, profile)
+        asyncio.get_running_loop().call_later(SETTLE_AFTER_S, bridge().submit, job)
 
 
 def _refuse_other_settings(arguments: dict[str, Any]) -> None:

@@ -15,6 +15,9 @@ hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("search", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
+# Test modules import the provisioner while they are collected; what they test is in this process.
+os.environ["JUPYTER_MICROVM_FIRST_CALLS"] = "0"
+
 #: Names that lead a test to the developer's own Jupyter, AWS or local service.
 FOREIGN = ("JUPYTER_", "AWS_", "IPYTHON", "KERNEL_")
 

@@ -70,7 +70,7 @@ async def obtain_machine(record: Record, key: LinkKey, owner: LinkOwner) -> Mach
     profile, clock, control = record.profile, record.clock, record.control
     request = _launch_request(profile, _payload(record, key))
     # Only then: imports on two threads at once would delay RunMicrovm by the sum of both.
-    await control.connect()
+    await control.prepare()
     loading = record.home.submit(_import_link)
     info = await _run_patiently(record, request)
     await asyncio.wrap_future(loading)

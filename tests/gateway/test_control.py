@@ -12,7 +12,7 @@ from typing import Any
 import boto3
 import pytest
 
-from gateway import control as control_module
+from gateway import service_client
 from gateway.bridge import bridge
 from gateway.clock import SystemClock
 from gateway.control import (
@@ -20,7 +20,6 @@ from gateway.control import (
     Control,
     LaunchRequest,
     Shaper,
-    _make_client,
     base_url,
     managed_connector,
     map_error,
@@ -43,6 +42,7 @@ from gateway.errors import (
     UsageError,
 )
 from gateway.profiles import ServiceAccess
+from gateway.service_client import make_client
 from tests.gateway.canned_service import Answer, CannedService, canned_service
 
 ARN = "arn:aws:lambda:us-east-1:000000000000:microvm-image:a"
@@ -51,7 +51,7 @@ MACHINE = {"microvmId": "microvm-1", "state": "PENDING", "endpoint": "host.examp
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[CannedService]:
-    monkeypatch.setattr(control_module, "TOTAL_ATTEMPTS", 1)  # retries are botocore's own
+    monkeypatch.setattr(service_client, "TOTAL_ATTEMPTS", 1)  # retries are botocore's own
     with canned_service() as made:
         yield made
 
@@ -224,7 +224,7 @@ def test_a_launch_whose_answer_got_lost_may_have_happened() -> None:
 
 
 def test_nobody_listening_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_module, "TOTAL_ATTEMPTS", 1)
+    monkeypatch.setattr(service_client, "TOTAL_ATTEMPTS", 1)
     with canned_service() as gone:
         pass
     with pytest.raises(Unreachable, match="us-east-1"):
@@ -259,7 +259,7 @@ def test_an_error_of_the_tree_stays_what_it_is() -> None:
 def test_retries_keep_the_client_token(
     service: CannedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_module, "TOTAL_ATTEMPTS", 2)
+    monkeypatch.setattr(service_client, "TOTAL_ATTEMPTS", 2)
     service.will(Answer(429, "ThrottlingException", {}, {"Retry-After": "0"}), Answer(body=MACHINE))
     launch(service)
     tokens = {body["clientToken"] for _, _, body in service.requests}
@@ -304,7 +304,7 @@ def test_calls_are_shaped_to_the_documented_rates() -> None:
     "region", ["us-east-1", "eu-west-1", "ap-northeast-1", "us-gov-west-1", "cn-north-1"]
 )
 def test_the_slim_client_is_like_an_ordinary_one(region: str) -> None:
-    ours = _make_client(ServiceAccess(region, None, "a", "b"))
+    ours = make_client(ServiceAccess(region, None, "a", "b"))
     stock = boto3.Session("a", "b", region_name=region).client("lambda-microvms")
     assert ours.meta.endpoint_url == stock.meta.endpoint_url
     assert ours.meta.region_name == stock.meta.region_name
