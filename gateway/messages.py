@@ -21,6 +21,7 @@ server.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import json
@@ -127,17 +128,34 @@ def size_of(parts: Sequence[bytes]) -> int:
 
 
 def _read_header(parts: Sequence[bytes], index: int, name: str) -> Header:
-    if len(parts) > index and len(parts[index]) > MAX_HEADER_BYTES:
-        raise MalformedMessage(f"the {name} has {len(parts[index])} bytes")
-    fields = _read_object(parts, index, name)
+    if len(parts) < FIXED_PARTS:
+        raise MalformedMessage(f"{len(parts)} parts instead of at least {FIXED_PARTS}")
+    raw = parts[index]
+    if len(raw) > MAX_HEADER_BYTES:
+        raise MalformedMessage(f"the {name} has {len(raw)} bytes")
+    return _small_header(bytes(raw), name) if len(raw) <= SMALL_BYTES else _header(raw, name)
+
+
+def _header(raw: bytes, name: str) -> Header:
+    fields = _parse_object(raw, name)
     return Header(*(_text(fields, key, name) for key in ("msg_id", "msg_type", "session")))
+
+
+# Every message that a cell causes bears the same parent header, and each is looked at by the door
+# and by the session: 12 parses for a cell without this, 5 with it. At most 256 x 1 KiB.
+SMALL_BYTES = 1024
+_small_header = functools.lru_cache(maxsize=256)(_header)
 
 
 def _read_object(parts: Sequence[bytes], index: int, name: str) -> dict[str, Any]:
     if len(parts) < FIXED_PARTS:
         raise MalformedMessage(f"{len(parts)} parts instead of at least {FIXED_PARTS}")
+    return _parse_object(parts[index], name)
+
+
+def _parse_object(raw: bytes, name: str) -> dict[str, Any]:
     try:
-        value = json.loads(parts[index])
+        value = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise MalformedMessage(f"the {name} is not JSON") from error
     if not isinstance(value, dict):
