@@ -181,9 +181,10 @@ def write_atomically(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
 
 def check_writable(folder: Path) -> None:
     """Raise UsageError now rather than after an hour of cells. Makes nothing, not even `folder`."""
-    place = next(place for place in (folder, *folder.parents) if place.exists())
-    probe = place / f".{secrets.token_hex(4)}.tmp"
     try:
+        # ``exists`` raises too, below a folder that may not be searched.
+        place = next(place for place in (folder, *folder.parents) if place.exists())
+        probe = place / f".{secrets.token_hex(4)}.tmp"
         probe.touch(exist_ok=False)
         probe.unlink()
     except OSError as error:
