@@ -116,9 +116,7 @@ def warm(access: Mapping[str, Any]) -> None:
     with _lock:
         if _child is not None and pending():
             try:
-                os.write(
-                    _child.to, json.dumps({"access": access, "operation": None}).encode() + b"\n"
-                )
+                os.write(_child.to, _request(access, None, {}))
             except OSError:
                 return  # it is gone: ``ask`` finds out and says so
 
@@ -141,8 +139,14 @@ def _line(fd: int) -> bytes:
 def end() -> None:
     """Done with the child: this process has a client of its own. Idempotent."""
     global _child
+    if not pending():
+        return
+    # Not under a call that is on its way: its pipe's number could be another file's by then.
+    if not _lock.acquire(timeout=ANSWER_S):
+        return
     child, _child = _child, None
-    if child is None or child.owner != os.getpid():
+    _lock.release()
+    if child is None:
         return
     os.close(child.to)
     os.close(child.answers)

@@ -221,6 +221,8 @@ class MicroVMProvisioner(KernelProvisionerBase):
         self._unreleased.add(self._held)
         _holders.add(self)
         await bridge().run(self._held.start(request))
+        if first_calls.pending():
+            await bridge().run(_settle_soon(self._chosen))
 
     async def _make_session(self) -> KernelSession:
         """On the bridge: a session whose messages go to the door, and the other way."""
